@@ -43,7 +43,7 @@ class _OwnLines(logging.Formatter):
         return f"sepal: {super().format(record)}" if record.name == "sepal" else super().format(record)
 
 
-if not log_as_json() and logging.lastResort:  # the handler of processes in which nobody has set another
+if not log_as_json() and logging.lastResort:  # the handler of a process that has set no other
     logging.lastResort.setFormatter(_OwnLines())
     logging.lastResort.setLevel(logging.INFO)  # of other loggers than ours, the root's level still holds
 if starts_ray():
@@ -65,15 +65,15 @@ class SepalClientApp(ClientApp):
         self._chosen = tuple(mods)
 
     def __reduce__(self) -> tuple[Callable[[], ClientApp], tuple[()]]:
-        here, mods = os.path.realpath(os.getcwd()), self._chosen
-        ours = os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir))
+        directory, mods = os.path.realpath(os.getcwd()), self._chosen
+        installation = os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir))
 
         def restore() -> ClientApp:  # Ray pickles an inner function by value, without imports
             import os
             import sys
 
-            if here != ours:
-                sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
+            if directory != installation:
+                sys.path[:] = [path for path in sys.path if os.path.realpath(path) != directory]
             from sepal.client_app.app import make_app
 
             return make_app(mods)
@@ -91,10 +91,10 @@ def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
         ConfigError: A mod cannot read the sparse payload, so its protection would have no effect.
     """
     refuse_array_mods(mods)
-    made = SepalClientApp(mods)
-    for decorate in (made.query(), made.train(), made.train("adapt")):
+    app = SepalClientApp(mods)
+    for decorate in (app.query(), app.train(), app.train("adapt")):
         decorate(handle)
-    return made
+    return app
 
 
 def _trusted(context: Context, node: Node) -> dict[str, object]:
@@ -179,7 +179,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         log.info("%s: %s", node.client, CLOSING)
     check_split(node, shared.assembly.task.config)
     check_columns(node, shared.assembly.data)
-    check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
+    check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private_phases)
     store = open_store(shared, node, order.run)
     # A query may arrive while the client trains; all other messages are answered one at a time.
     with nullcontext() if order.kind is Kind.QUERY else store.lock():

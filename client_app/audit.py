@@ -43,12 +43,12 @@ class Audit:
     largest: int = LARGEST
     kept: int = KEPT
 
-    def write(self, client: str, asked: RecordDict, answer: RecordDict, **more: Any) -> None:
+    def write(self, client: str, question: RecordDict, answer: RecordDict, **more: Any) -> None:
         """Add a line; durable when this returns.
 
         Args:
             client: The client's name.
-            asked: The message's records.
+            question: The message's records.
             answer: The records of the answer.
             more: Further entries of the line.
 
@@ -56,7 +56,7 @@ class Audit:
             StateError: It cannot be written, or somebody else may write to its directory.
         """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "client": client, **more, **_request(asked), **_answer(answer)})
+        line = json.dumps({"time": now, "client": client, **more, **_request(question), **_answer(answer)})
         try:
             make_directory(self.path.parent)
             check_owner(self.path.parent)
@@ -84,14 +84,14 @@ class _File(RotatingFileHandler):
 
 def _request(records: RecordDict) -> dict[str, Any]:
     """Return what the server asked for; a message that cannot be read is only counted."""
-    found: dict[str, Any] = {"bytes_in": sum(map(_size, arrays_of(records)))}
+    facts: dict[str, Any] = {"bytes_in": sum(map(_size, arrays_of(records)))}
     try:
         order, _ = read_order(records)
     except SepalError as reason:
-        return {**found, "kind": "unreadable", "reason": reason.key}
+        return {**facts, "kind": "unreadable", "reason": reason.key}
     plan = order.plan
     return {
-        **found,
+        **facts,
         "run": order.run,
         "kind": order.kind.value,
         "round": plan.round,
@@ -104,12 +104,12 @@ def _request(records: RecordDict) -> dict[str, Any]:
 def _answer(records: RecordDict) -> dict[str, Any]:
     """Return what leaves: bytes, and the names of all figures and facts. No value is written down."""
     payload = sum(map(_size, arrays_of(records)))
-    found: dict[str, Any] = {"bytes_out": payload + records_bytes(light_records(records)), "payload": payload}
-    found["figures"] = sorted([*records.get("metrics", ()), *config(records, "sums")])
-    found["facts"] = sorted(config(records, "facts"))
+    facts: dict[str, Any] = {"bytes_out": payload + records_bytes(light_records(records)), "payload": payload}
+    facts["figures"] = sorted([*records.get("metrics", ()), *config(records, "sums")])
+    facts["facts"] = sorted(config(records, "facts"))
     if error := config(records, "error"):
-        found["error"] = {key: str(error.get(key, "")) for key in ("type", "key", "expected", "got")}
-    return found
+        facts["error"] = {key: str(error.get(key, "")) for key in ("type", "key", "expected", "got")}
+    return facts
 
 
 def _size(array: Any) -> int:

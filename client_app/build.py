@@ -77,7 +77,7 @@ class Shared:
 
     @cached_property
     def data_keys(self) -> str:
-        """What a digest of data rests on beside the data: the same for all clients."""
+        """The keys that a digest of data covers besides the data; they are the same for all clients."""
         return data_keys(self.assembly.task.config)
 
     @classmethod
@@ -260,7 +260,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         facts,
         trainer.spent,
         figures,
-        noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
+        noised=shared.assembly.method.private_phases if secret and task.config.privacy.noise else (),
         begin=trainer.begin,
         take_up=trainer.take_up,
         local=lambda: trainer.local,

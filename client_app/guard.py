@@ -57,9 +57,9 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
         expected = "a data set that this node allows (sepal join --allow OWNER/NAME), or its own copy (--data-dir)"
         raise ProtocolError("hf.name", expected, hub)
     for key in (key for key in PATHS if key not in SERVER_ONLY):
-        value, ours = str(flat.get(key, "")), getattr(node, key.replace("-", "_"), "")
-        if ours:
-            flat[key] = ours
+        value, node_value = str(flat.get(key, "")), getattr(node, key.replace("-", "_"), "")
+        if node_value:
+            flat[key] = node_value
         elif value and value not in node.allow:
             expected = f"a path that this node allows (sepal join --allow PATH, or its own --{key})"
             raise ProtocolError(key, expected, value)
@@ -73,7 +73,7 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
         node: The node's own configuration.
         config: The run's configuration.
         order: The server's order.
-        private: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private`).
+        private: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private_phases`).
 
     Raises:
         ProtocolError: The upload would have less noise, or none.
@@ -123,8 +123,8 @@ def check_columns(node: Node, data: FederatedData) -> None:
         return
     keys, schema = data.spec.folder, schema_of(data.spec.folder)
     where = "a schema.toml beside this node's own data that says so (sepal join --no-accuracies)"
-    for key, value, ours in (("label", keys.label, schema.label), ("person", keys.person, schema.client)):
-        if value and value != ours:
+    for key, value, schema_value in (("label", keys.label, schema.label), ("person", keys.person, schema.client)):
+        if value and value != schema_value:
             raise ProtocolError(f"folder.{key}", where, value)
     if keys.leave_out:
         raise ProtocolError("folder.leave-out", where, keys.leave_out)

@@ -130,7 +130,7 @@ class ClientHost:
         if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
             raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
         state, before, local = self._load(order.base)
-        work = self._asked(order, content.digest(), before)
+        work = self._request_digest(order, content.digest(), before)
         request = f"{work}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
             order = replace(order, views=())
@@ -155,7 +155,7 @@ class ClientHost:
     def _trained(
         self, order: Order, state: Any, download: Payload, request: str, charge: str, content: Content
     ) -> tuple[Reply, Content]:
-        plan, kind, came = order.plan, order.kind, content.digest()
+        plan, kind, download_digest = order.plan, order.kind, content.digest()
         algorithm = self.algorithm
         metrics: Figures = self._score("received", order, lambda: algorithm.predictor(state, download, plan))
         metrics |= self._score("kept", order, lambda: algorithm.predictor(state, None, plan))
@@ -177,11 +177,11 @@ class ClientHost:
         sane, sums = _sane(metrics)
         if not self.accuracies:
             sane, sums = {name: value for name, value in sane.items() if name in COSTS}, {}
-        reply = Reply(order.run, plan.round, kind, self.info, order.base, came, metrics=sane, sums=sums)
+        reply = Reply(order.run, plan.round, kind, self.info, order.base, download_digest, metrics=sane, sums=sums)
         check_sendable(upload)
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
-            name = version(plan.round, order.base, came, answer.digest())
+            name = version(plan.round, order.base, download_digest, answer.digest())
             local = self.local()
             reply = replace(reply, version=name)
             if order.keep and not self.noised:
@@ -217,7 +217,7 @@ class ClientHost:
         self.take_up(order.plan.round, local)
         download = unseal(content, self.algorithm.download_schema(state, order.plan))
         answered = content.digest()
-        work = self._asked(order, answered, before)
+        work = self._request_digest(order, answered, before)
         after, upload = self._work(order, state, download, work)
         answer = seal(upload)
         if version(order.plan.round, order.base, answered, answer.digest()) != base:
@@ -243,9 +243,9 @@ class ClientHost:
         """
         # for example trained-shift-40 and trained-corrupted are views of the trained model
         views = [
-            wanted
-            for wanted in order.views
-            if wanted == view or wanted.startswith(f"{view}-") or (view, wanted) == ("trained", "pooled")
+            requested
+            for requested in order.views
+            if requested == view or requested.startswith(f"{view}-") or (view, requested) == ("trained", "pooled")
         ]
         closing = order.kind is Kind.ADAPT and order.keep
         if not views and not closing:
@@ -256,12 +256,12 @@ class ClientHost:
         scores: Figures = {}
         if predictor is None:
             return scores
-        for wanted in views:
-            scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
+        for requested in views:
+            scores |= {f"{requested}.{name}": value for name, value in self.evaluate(predictor, requested).items()}
         return scores
 
-    def _asked(self, order: Order, download: str, before: str) -> str:
-        """Return a digest of all that the server chose of the work, but not of what it wants to know of it.
+    def _request_digest(self, order: Order, download: str, before: str) -> str:
+        """Return a digest of the work that the server orders, without the views that it wants evaluated.
 
         The run config is part of it, because a server may change it under one run id: two configurations with equal
         updates would show by equal noise that they are equal. For the same reason ``before`` is, the digest of the work
@@ -278,7 +278,7 @@ def _sane(figures: Figures) -> tuple[dict[str, float], dict[str, tuple[float, ..
     sane, sums = dict[str, float](), dict[str, tuple[float, ...]]()
     for name, value in figures.items():
         if isinstance(value, Sequence):
-            if all(abs(each) <= GREATEST for each in value):
+            if all(abs(number) <= GREATEST for number in value):
                 sums[name] = tuple(value)
         elif 0 <= value <= GREATEST:  # leaves out NaN and infinity
             sane[name] = value

@@ -132,13 +132,13 @@ class DiskStateStore:
         if (self._directory / "lock").is_symlink():
             raise StateError(str(self._directory / "lock"), "a file that is no symbolic link", "a symbolic link")
         try:
-            held = FileLock(self._directory / "lock", patience).acquire()
+            lock = FileLock(self._directory / "lock", patience).acquire()
         except Timeout:
             raise StateError(str(self._directory), "one process at a time", "another one that uses it") from None
         except OSError as reason:
             path, expected = str(self._directory / "lock"), "a file that can be written"
             raise StateError(path, expected, reason.strerror or str(reason)) from None
-        with held:
+        with lock:
             for part in self._directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
             yield
@@ -189,19 +189,19 @@ class DiskStateStore:
     def _check(self, path: Path, version: str, text: str) -> None:
         """Raise DamagedError if another file has been put under this name; the digest covers ``text``."""
         head = json.loads(text)
-        found = head.get("of") if isinstance(head, dict) else None
-        if found != self._of(version):
-            raise DamagedError(str(path), f"the file of version {version} of this client", f"that of {found}")
+        stored_version = head.get("of") if isinstance(head, dict) else None
+        if stored_version != self._of(version):
+            raise DamagedError(str(path), f"the file of version {version} of this client", f"that of {stored_version}")
 
     def origin(self, version: str) -> Origin | None:
         """Return the message that led to ``version``; None if it is missing or damaged."""
         try:
             arrays, text = read_tensors(self._origin_path(version))
             self._check(self._origin_path(version), version, text)
-            found = restore(_Message, arrays, json.loads(text)["message"])
+            message = restore(_Message, arrays, json.loads(text)["message"])
         except (StateError, ValueError):
             return None
-        return Origin(found.order, Content(found.data.tobytes(), found.scalars))
+        return Origin(message.order, Content(message.data.tobytes(), message.scalars))
 
     def _origin_path(self, version: str) -> Path:
         return self._directory / f"{version}.origin"

@@ -110,17 +110,17 @@ def build(
     shape = tuple(int(side) for side in input_shape)
     if not shape or min(shape) < 1:
         raise ModelError("model", f"data with a shape of positive sides for {name!r}", shape)
-    wanted = tuple(output) or (classes,)
+    output_shape = tuple(output) or (classes,)
     if classes < (1 if output else 2):
         raise ModelError("model", f"data with at least 2 classes for {name!r}", classes)
-    if ":" not in name and wanted != (classes,):
-        expected = f"package.module:function of your own, for outputs of shape {wanted}"
+    if ":" not in name and output_shape != (classes,):
+        expected = f"package.module:function of your own, for outputs of shape {output_shape}"
         raise ModelError("model", expected, f"{name!r}, with a number for each class")
     if ":" not in name and inputs:
         raise ModelError("model", f"package.module:function of your own, for {len(inputs)} inputs", repr(name))
-    make: Callable[[], nn.Module] = partial(_known, name, shape, classes, vocabulary)
+    make: Callable[[], nn.Module] = partial(_built_in, name, shape, classes, vocabulary)
     if ":" in name:
-        make = partial(_own, name, shape, classes, vocabulary, wanted, inputs)
+        make = partial(_of_user, name, shape, classes, vocabulary, output_shape, inputs)
     with generators_seeded(seed):
         return make() if width == 1 else _narrow(make, width)
 
@@ -137,7 +137,7 @@ def _narrow(make: Callable[[], nn.Module], width: float) -> nn.Module:
     return cut_model(make, Cut(layout(full), groups, windows(groups, width, rounding="down")))
 
 
-def _known(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+def _built_in(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
     if name not in _MODELS:
         raise ModelError(
             "model", f"one of {', '.join(names())}, or package.module:function", suggest(name, name, names())
@@ -161,7 +161,7 @@ def _first_text_model() -> str:
     return next(name for name in names() if _MODELS[name].text)
 
 
-def _own(
+def _of_user(
     name: str,
     shape: tuple[int, ...],
     classes: int,
@@ -179,7 +179,9 @@ def _own(
     function = load("model", name, ModelError)
     sides: Any = shape
     if inputs:
-        sides = {each.name: each.shape for each in inputs} if inputs[0].name else tuple(each.shape for each in inputs)
+        sides = (
+            {entry.name: entry.shape for entry in inputs} if inputs[0].name else tuple(entry.shape for entry in inputs)
+        )
     try:
         model = function(sides, classes)
     except Exception as error:

@@ -57,16 +57,16 @@ class _Walk:
         except Exception as error:  # whatever a forward pass does when it is handed a proxy
             raise self.unknown(f"a forward pass that cannot be traced ({error})") from error
         self.last, *self.nodes = nodes[:-1]  # the input first; the output is not an operation
-        self.seen: set[int] = set()  # tensors, by identity
+        self.tensor_ids: set[int] = set()  # tensors, by identity
         self.groups: list[ChannelGroup] = []
         self.shape = "input"
         if nodes[-1].args[0] is not nodes[-2]:
             raise self.unknown("another output than the last layer's")
 
-    def unknown(self, what: str) -> ModelError:
+    def unknown(self, feature: str) -> ModelError:
         """Return the error of a model whose channels cannot be cut."""
         expected = "convolutions, norms and linear layers one after another, where channels are to be cut"
-        return ModelError("model", f"{expected} ({OTHERWISE})", f"{self.model} with {what}")
+        return ModelError("model", f"{expected} ({OTHERWISE})", f"{self.model} with {feature}")
 
     def step(self, node: fx.Node) -> None:
         """Process one operation."""
@@ -86,12 +86,12 @@ class _Walk:
 
     def layer(self, path: str, layer: nn.Module) -> None:
         """Process a layer."""
-        own = dict(layer.named_parameters())
-        if self.seen & {id(tensor) for tensor in own.values()}:
+        parameters = dict(layer.named_parameters())
+        if self.tensor_ids & {id(tensor) for tensor in parameters.values()}:
             raise self.unknown(f"{path}, whose weights another layer has, too")
-        if not own.keys() <= {"weight", "bias"}:
+        if not parameters.keys() <= {"weight", "bias"}:
             raise self.unknown(f"{path} ({type(layer).__name__}), which has more than weight and bias")
-        self.seen |= {id(tensor) for tensor in own.values()}
+        self.tensor_ids |= {id(tensor) for tensor in parameters.values()}
         if isinstance(layer, CONVOLUTIONS):
             self.convolution(path, layer)
         elif isinstance(layer, nn.Linear):

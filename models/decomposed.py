@@ -83,8 +83,8 @@ class Decomposed(nn.Module):
             ModelError: A layer of another kind, a width that is not a multiple, or layers that do not fit when cut.
         """
         super().__init__()
-        place, count = width * steps(least), steps(least)
-        if not 1 <= round(place) <= count or abs(round(place) - place) > 1e-9:
+        multiple, count = width * steps(least), steps(least)
+        if not 1 <= round(multiple) <= count or abs(round(multiple) - multiple) > 1e-9:
             raise ModelError("width", f"a multiple of {least:g} from {least:g} to 1", f"{width:g}")
         refuse_frozen_and_tied(plain, "to decompose them")
         self.width, self.body = width, copy.deepcopy(plain)
@@ -117,14 +117,14 @@ class Decomposed(nn.Module):
         self.body.train(training)
         for name in names:
             pending: Any = self.body.get_submodule(name)
-            if pending.made is None:
+            if pending.layer is None:
                 raise ModelError("model", "a model that uses each of its layers", f"{name} unused")
-            self.body.set_submodule(name, pending.made.train(training))
+            self.body.set_submodule(name, pending.layer.train(training))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch to the features that both heads use, float32 (batch, features)."""
-        found: torch.Tensor = self.body(x)
-        return found
+        features: torch.Tensor = self.body(x)
+        return features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch to the logits of both heads, float32 (2, batch, classes): the global one's, then the local one's.
@@ -181,24 +181,24 @@ class _Pending(nn.Module):
     def __init__(self, make: Callable[[int], nn.Module], axis: int) -> None:
         super().__init__()
         self.make, self.axis = make, axis
-        self.made: nn.Module | None = None
+        self.layer: nn.Module | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.made = self.made or self.make(x.shape[self.axis])
-        out: torch.Tensor = self.made(x)
+        self.layer = self.layer or self.make(x.shape[self.axis])
+        out: torch.Tensor = self.layer(x)
         return out
 
 
 def _cut_norm(name: str, norm: nn.GroupNorm, channels: int) -> nn.GroupNorm:
-    each = norm.num_channels // norm.num_groups
-    if channels % each:
+    per_group = norm.num_channels // norm.num_groups
+    if channels % per_group:
         raise ModelError(
-            "model", f"channels kept in {name} to be a multiple of {each}, its channels per group", channels
+            "model", f"channels kept in {name} to be a multiple of {per_group}, its channels per group", channels
         )
-    made = nn.GroupNorm(channels // each, channels, norm.eps, norm.affine)
+    cut_norm = nn.GroupNorm(channels // per_group, channels, norm.eps, norm.affine)
     if norm.affine:
-        made.weight, made.bias = first(norm.weight, channels), first(norm.bias, channels)
-    return made
+        cut_norm.weight, cut_norm.bias = first(norm.weight, channels), first(norm.bias, channels)
+    return cut_norm
 
 
 def _layers(model: nn.Module) -> list[str]:
@@ -206,17 +206,17 @@ def _layers(model: nn.Module) -> list[str]:
     names = []
     for name, layer in model.named_modules():
         counters = [tensor for _, tensor in layer.named_buffers(recurse=False) if not tensor.is_floating_point()]
-        own = len([*layer.parameters(recurse=False), *layer.buffers(recurse=False)]) - len(counters)
+        tensors = len([*layer.parameters(recurse=False), *layer.buffers(recurse=False)]) - len(counters)
         convolution = isinstance(layer, nn.Conv1d | nn.Conv2d)
         fits = convolution and layer.groups == 1 and layer.padding_mode == "zeros"
-        if own and not fits and not isinstance(layer, nn.Linear | nn.GroupNorm):
+        if tensors and not fits and not isinstance(layer, nn.Linear | nn.GroupNorm):
             kinds = "layers of the kinds convolution (one group, padded with zeros), linear and GroupNorm"
             raise ModelError("model", f"{kinds}, to decompose it ({OTHERWISE})", described_layer(name, layer))
-        names += [name] if own else []
+        names += [name] if tensors else []
     kinds_found = [type(model.get_submodule(name)) for name in names]
     if not names or kinds_found[-1] is not nn.Linear or not any(kind in _PLAIN for kind in kinds_found[:-1]):
-        found = ", ".join(kind.__name__ for kind in kinds_found) or "none"
-        raise ModelError("model", "a linear head after convolutions or linear layers, to decompose it", found)
+        kind_names = ", ".join(kind.__name__ for kind in kinds_found) or "none"
+        raise ModelError("model", "a linear head after convolutions or linear layers, to decompose it", kind_names)
     return names
 
 

@@ -61,8 +61,8 @@ def steps(least: float) -> int:
 
 def components(channels: int, least: float = LEAST) -> int:
     """Return R1: ``channels``·``least``, rounded, at least 1, lowered to a divisor of ``channels`` (equation 5)."""
-    wanted = max(1, round(channels * least))
-    return next(count for count in range(wanted, 0, -1) if channels % count == 0)
+    target = max(1, round(channels * least))
+    return next(count for count in range(target, 0, -1) if channels % count == 0)
 
 
 class DecomposedLayer(nn.Module):

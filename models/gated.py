@@ -26,7 +26,7 @@ Choose = Callable[[npt.NDArray[np.float32]], Mask]
 
 
 def _refuse_statistics(model: nn.Module) -> None:
-    norms = [each for each in model.named_modules() if isinstance(each[1], nn.modules.batchnorm._BatchNorm)]
+    norms = [entry for entry in model.named_modules() if isinstance(entry[1], nn.modules.batchnorm._BatchNorm)]
     if odd := [(path, layer) for path, layer in norms if any(True for _ in layer.parameters())]:
         expected = f"norms without running statistics, such as GroupNorm, to gate them ({OTHERWISE})"
         raise ModelError("model", expected, described_layer(*odd[0]))
@@ -36,7 +36,7 @@ def _refuse_statistics(model: nn.Module) -> None:
         raise ModelError("model", expected, statistics[0])
 
 
-def _known(layer: nn.Module) -> bool:
+def _is_gateable(layer: nn.Module) -> bool:
     return type(layer) in LAYERS and getattr(layer, "groups", 1) == 1
 
 
@@ -106,29 +106,29 @@ class GatedModule(nn.Module):
         self._spans = {name: (blocks[name], start) for name, start in zip(blocks, starts, strict=False)}
         self._layers: list[Gated] = []
         self._scaled: dict[str, str] = {}
-        self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
-        held = [(path, part) for path, part in model.named_modules() if any(True for _ in part.parameters(False))]
-        other = [(path, layer) for path, layer in held if not _known(layer)]
+        self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        layers = [(path, part) for path, part in model.named_modules() if any(True for _ in part.parameters(False))]
+        ungated = [(path, layer) for path, layer in layers if not _is_gateable(layer)]
         _refuse_statistics(model)
-        if embeds := [path for path, layer in held if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]:
+        if embeds := [path for path, layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]:
             raise ModelError("model", f"inputs that are numbers, for a gate ({OTHERWISE})", f"{embeds[0]} (Embedding)")
-        if gating == "sample" and other:
+        if gating == "sample" and ungated:
             expected = "layers Conv1d, Conv2d (one group), Linear and GroupNorm, to gate them by sample"
             way = f"{expected} (pfedgate.gating = batch takes others; {OTHERWISE})"
-            raise ModelError("model", way, described_layer(*other[0]))
-        if other:
+            raise ModelError("model", way, described_layer(*ungated[0]))
+        if ungated:
             for number, (name, (of, begin)) in enumerate(self._spans.items()):
                 self._scaled[name] = f"block_{number}"
                 block = torch.from_numpy(begin + np.repeat(np.arange(len(of)), of))
                 self.register_buffer(self._scaled[name], block, persistent=False)
             return
-        for path, layer in held:
-            own = [name for name, _ in layer.named_parameters(recurse=False)]
+        for path, layer in layers:
+            names = [name for name, _ in layer.named_parameters(recurse=False)]
             if any(name.rpartition(".")[0] == path for name in frozen):
                 raise ModelError("model", "layers that are frozen or trained as a whole, to gate them", path)
-            if own:
+            if names:
                 layer.__class__ = LAYERS[type(layer)]
-                layer.spans = {name: self._spans[f"{path}.{name}".lstrip(".")] for name in own}
+                layer.spans = {name: self._spans[f"{path}.{name}".lstrip(".")] for name in names}
                 layer.shared = gating != "sample"
                 layer.prepare()
                 self._layers.append(layer)
@@ -145,8 +145,8 @@ class GatedModule(nn.Module):
             parameters = dict(self.model.named_parameters())
             scales = {name: gates[0, self.get_buffer(block)] for name, block in self._scaled.items()}
             scaled = {name: parameter * scales[name].view_as(parameter) for name, parameter in parameters.items()}
-            found: torch.Tensor = torch.func.functional_call(self.model, scaled, (x,))
-            return found
+            outputs: torch.Tensor = torch.func.functional_call(self.model, scaled, (x,))
+            return outputs
         for layer in self._layers:
             layer.gates, layer.live = gates, on | torch.is_grad_enabled()
         try:
@@ -187,15 +187,15 @@ class GatedModule(nn.Module):
     @torch.no_grad()
     def hold(self) -> None:
         """Save the entries of θ whose blocks are off for the whole batch. Call before the optimizer's step."""
-        self._held = []
+        self._saved = []
         for name, parameter in self.model.named_parameters():
             sizes, first = self._spans[name]
             pieces = zip(torch.split(parameter.view(-1), list(sizes)), self.on[first:], strict=False)
-            self._held += [(piece, piece.clone()) for piece, on in pieces if not on]
+            self._saved += [(piece, piece.clone()) for piece, on in pieces if not on]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the saved entries after the step, which momentum, weight decay or Adam may have changed."""
-        for piece, value in self._held:
+        for piece, value in self._saved:
             piece.copy_(value)
-        self._held = []
+        self._saved = []

@@ -24,9 +24,9 @@ NOTHING = 1e-30  # 1 + NOTHING is 1; some releases of torch refuse eps = 0
 
 
 def affine(
-    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, parts: torch.Tensor | None = None, place: Any = None
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, parts: torch.Tensor | None = None, positions: Any = None
 ) -> torch.Tensor:
-    """Return x·scale + shift for x (N, R, …), scale and shift (N, R); ``parts`` (N, P, …) are added to rows ``place``.
+    """Return x·scale + shift for x (N, R, …), scale and shift (N, R); adds ``parts`` (N, P, …) to rows ``positions``.
 
     For inputs with further axes this is batch normalisation with mean 0 and variance 1, which reads the data once
     forward and once backward: a quarter of the time of a product and a sum. Writing in place is cheap for tensors that
@@ -34,12 +34,12 @@ def affine(
     """
     if x.ndim == 2:
         out = torch.addcmul(shift, x, scale)
-        return out if parts is None else out.index_add_(1, place, parts)
+        return out if parts is None else out.index_add_(1, positions, parts)
     flat = x.reshape(1, scale.numel(), -1)
     zeros = x.new_zeros(scale.numel())
     out = F.batch_norm(flat, zeros, zeros + 1, scale.flatten(), shift.flatten(), eps=NOTHING)
     if parts is not None:
-        rows = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + place
+        rows = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + positions
         out = out.index_add_(1, rows.flatten(), parts.reshape(1, rows.numel(), -1))
     return out.view_as(x)
 
@@ -109,10 +109,10 @@ class _Rows(Gated):
         cuts = np.union1d(ends, np.arange(0, ends[-1] + 1, columns))
         row, begin, length = cuts[:-1] // columns, cuts[:-1] % columns, np.diff(cuts)
         block, cut = first + np.searchsorted(ends, cuts[:-1], "right") - 1, length < columns
-        place = np.arange(columns) - begin[cut, None]
+        offsets = np.arange(columns) - begin[cut, None]
         self.lay("row_block", block[np.searchsorted(row, rows)])
         self.lay("row_whole", np.isin(rows, row[cut], invert=True).astype(np.float32))
-        self.lay("part_inside", ((place >= 0) & (place < length[cut, None])).astype(np.float32))
+        self.lay("part_inside", ((offsets >= 0) & (offsets < length[cut, None])).astype(np.float32))
         self.lay("part_row", row[cut])
         self.lay("part_block", block[cut])
         self._segments, self._parts = (row, block), (row[cut], block[cut])
@@ -131,20 +131,20 @@ class _Rows(Gated):
         return some, moved[0], moved[1], moved[2], self.part_inside[moved[3]]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        some, row, block, place, inside = self._computed()
+        some, row, block, positions, inside = self._computed()
         scale, part_scale = (self.gates[:, self.row_block] * self.row_whole)[:, some], self.gates[:, block]
         weight, part = self.weight[some], self.weight.flatten(1)[row] * inside
         bias = self.gates.new_zeros(len(self.gates), len(self.weight)) if self.bias is None else self.vector("bias")
         apart = not self.shared and len(x) == 1 and torch.is_grad_enabled()  # counted as in a larger batch
         if len(self.gates) == 1 and not apart:
-            scaled = (weight.flatten(1) * scale.T).index_add_(0, place, part * part_scale.T)
+            scaled = (weight.flatten(1) * scale.T).index_add_(0, positions, part * part_scale.T)
             out = self.product(x, scaled.view_as(weight), bias[0, some])
         else:
             parts = None
             if len(row):
                 parts = self.product(x, part.view(-1, *weight.shape[1:]), None)
                 parts = affine(parts, part_scale, torch.zeros_like(part_scale))
-            out = affine(self.product(x, weight, None), scale, bias[:, some], parts, place)
+            out = affine(self.product(x, weight, None), scale, bias[:, some], parts, positions)
         if isinstance(some, slice):
             return out
         full = bias.view(*bias.shape, *[1] * (out.ndim - 2)).expand(len(out), -1, *out.shape[2:]).clone()

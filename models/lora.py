@@ -59,13 +59,19 @@ def add_adapters(module: nn.Module, rank: int, alpha: float, targets: str, seed:
     Raises:
         ConfigError: A pattern matches no such weight, or two layers share one.
     """
-    found, tied = _weights(module), tied_names(module)
+    weights, tied = _weights(module), tied_names(module)
     shared = {*tied, *tied.values()}
-    chosen = [name for name in found[:-1] if name not in shared] if not targets else []
+    chosen = [name for name in weights[:-1] if name not in shared] if not targets else []
     for pattern in [part.strip() for part in targets.split(",") if part.strip()]:
-        matching = [name for name in found if any(fnmatch.fnmatchcase(each, pattern) for each in (name, _path(name)))]
+        matching = [
+            name
+            for name in weights
+            if any(fnmatch.fnmatchcase(candidate, pattern) for candidate in (name, _path(name)))
+        ]
         if not matching:
-            raise ConfigError("lora.targets", f"patterns of {', '.join(found[:8])}{' …' * (len(found) > 8)}", pattern)
+            raise ConfigError(
+                "lora.targets", f"patterns of {', '.join(weights[:8])}{' …' * (len(weights) > 8)}", pattern
+            )
         chosen += [name for name in matching if name not in chosen]
     if not chosen:
         raise ConfigError("lora.rank", "0 for a model without linear or attention layers before its last", rank)

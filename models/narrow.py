@@ -55,14 +55,14 @@ def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[s
         module: A module of torch's own layers; it is not changed.
         example: One example or a batch, of which the first counts: (1 or more, …).
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def counting(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
         def count(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             # Each output is a sum over one filter; in a transposed convolution each input is spread over one.
             places = inputs[0] if getattr(layer, "transposed", False) else output
             weight: Any = layer.weight  # a buffer where the model freezes it
-            found[name] += places[0].numel() * weight[0].numel()
+            counts[name] += places[0].numel() * weight[0].numel()
 
         return count
 
@@ -77,7 +77,7 @@ def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[s
             part.training = training
         for hook in hooks:
             hook.remove()
-    return dict(found)
+    return dict(counts)
 
 
 def _replace(module: nn.Module, path: str, shape: tuple[int, ...], cut: Cut) -> None:

@@ -77,13 +77,13 @@ def as_built(module: nn.Module) -> dict[str, float | None]:
     With each is the constant that torch itself fills it with, such as 1 for a running variance. It is None in modules
     that are not torch's.
     """
-    found: dict[str, float | None] = {}
+    constants: dict[str, float | None] = {}
     for name in floating(module):
         owner, leaf = _owner(module, name)
         if _kept(owner, leaf):
-            own = 1.0 if leaf == "running_var" else 0.25 if isinstance(owner, nn.PReLU) else 0.0
-            found[name] = own if type(owner).__module__.startswith("torch.nn.") else None
-    return found
+            constant = 1.0 if leaf == "running_var" else 0.25 if isinstance(owner, nn.PReLU) else 0.0
+            constants[name] = constant if type(owner).__module__.startswith("torch.nn.") else None
+    return constants
 
 
 def views(module: nn.Module) -> Weights:
@@ -102,15 +102,18 @@ def load_weights(module: nn.Module, weights: Mapping[str, NDArray[np.float32]]) 
     Raises:
         ModelError: A name is missing or unknown, or a shape differs; the model is then unchanged.
     """
-    own = floating(module)
-    for name in [*(name for name in own if name not in weights), *(name for name in weights if name not in own)]:
-        problem = "missing" if name in own else "unknown to the model"
+    tensors = floating(module)
+    for name in [
+        *(name for name in tensors if name not in weights),
+        *(name for name in weights if name not in tensors),
+    ]:
+        problem = "missing" if name in tensors else "unknown to the model"
         raise ModelError("weights", "exactly the model's tensors", f"{name} {problem}")
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         if tuple(tensor.shape) != np.shape(weights[name]):
             raise ModelError(f"weights {name}", f"shape {tuple(tensor.shape)}", f"shape {np.shape(weights[name])}")
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.copy_(torch.tensor(np.asarray(weights[name])))
 
 

@@ -40,14 +40,14 @@ def set_aside(module: nn.Module) -> nn.Module:
     ]
     ties = {name: first.setdefault(id(parameter), name) for name, parameter in frozen}
     for name, parameter in frozen:
-        layer, leaf = _place(module, name)
+        layer, leaf = _layer_of(module, name)
         del layer._parameters[leaf]
         layer.register_buffer(leaf, buffers.setdefault(ties[name], parameter.detach()), persistent=False)
     if ties:
         setattr(module, _NAMES, {**_ties(module), **ties})
     masks = [name for name in _masks(module) if name not in frozen_names(module)]
     for name in masks:
-        layer, leaf = _place(module, name)
+        layer, leaf = _layer_of(module, name)
         layer._non_persistent_buffers_set.add(leaf)
     if masks:
         setattr(module, _MASKS, (*_masks_aside(module), *masks))
@@ -97,14 +97,14 @@ def bring_back(module: nn.Module) -> nn.Module:
     """Undo :func:`set_aside`, in place, and return the module."""
     parameters: dict[str, nn.Parameter] = {}
     for name, first in _ties(module).items():
-        layer, leaf = _place(module, name)
+        layer, leaf = _layer_of(module, name)
         tensor = layer._buffers.pop(leaf)
         layer._non_persistent_buffers_set.discard(leaf)  # torch.export looks for its names there, too
         if tensor is not None:
             shared = parameters.setdefault(first, nn.Parameter(tensor, requires_grad=False))
             layer.register_parameter(leaf, shared)
     for name in _masks_aside(module):
-        layer, leaf = _place(module, name)
+        layer, leaf = _layer_of(module, name)
         layer._non_persistent_buffers_set.discard(leaf)
     setattr(module, _NAMES, {})
     setattr(module, _MASKS, ())
@@ -120,7 +120,7 @@ def frozen_tensors(module: nn.Module) -> dict[str, NDArray[Any]]:
     """Return copies of the frozen tensors, each under the first of its names."""
     ties, arrays = _ties(module), {}
     for name in frozen_names(module):
-        layer, leaf = _place(module, name)
+        layer, leaf = _layer_of(module, name)
         tensor = layer._buffers[leaf]
         if tensor is not None and ties.get(name, name) == name:
             arrays[name] = tensor.detach().cpu().numpy().copy()
@@ -129,8 +129,8 @@ def frozen_tensors(module: nn.Module) -> dict[str, NDArray[Any]]:
 
 def set_frozen(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Give a frozen tensor, under all of its names, the value ``tensor``."""
-    for other in (other for other, first in _ties(module).items() if first == name):
-        layer, leaf = _place(module, other)
+    for alias in (alias for alias, first in _ties(module).items() if first == name):
+        layer, leaf = _layer_of(module, alias)
         layer._buffers[leaf] = tensor
 
 
@@ -157,8 +157,8 @@ def refuse_unfit_tensors(module: nn.Module) -> None:
         raise ModelError("model", expected, sorted(renamed)[0])
     storages = {tensor.untyped_storage().data_ptr() for tensor in exchanged_tensors.values()}
     for name, parameter in module.named_parameters():
-        there = name in exchanged_tensors or parameter.untyped_storage().data_ptr() in storages
-        if parameter.requires_grad and not there:
+        is_exchanged = name in exchanged_tensors or parameter.untyped_storage().data_ptr() in storages
+        if parameter.requires_grad and not is_exchanged:
             expected = "trained parameters that are in its state_dict: others are not exchanged"
             raise ModelError("model", expected, _described(name, parameter))
 
@@ -215,7 +215,7 @@ def floating(module: nn.Module) -> dict[str, torch.Tensor]:
     Raises:
         ModelError: Two tensors share a part of their storage only, such as a matrix and its transpose.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     owners: dict[int, str] = {}
     for name, tensor in module.state_dict().items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():  # or what get_extra_state returns
@@ -224,21 +224,21 @@ def floating(module: nn.Module) -> dict[str, torch.Tensor]:
         where = tensor.untyped_storage().data_ptr() if tensor.device.type != "meta" and tensor.numel() else 0
         first = owners.setdefault(where, name) if where else name
         if first == name:
-            found[name] = tensor
-        elif not _same(found[first], tensor):
+            tensors[name] = tensor
+        elif not _same(tensors[first], tensor):
             raise ModelError("model", f"tensors that share all of their storage or nothing ({first})", name)
-    return found
+    return tensors
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
     """Return the names of tensors that are stored under another name: each with that first name."""
     first: dict[int, str] = {}
-    found = {}
+    names = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        known = first.setdefault(id(parameter), name)
-        if known != name:
-            found[name] = known
-    return found
+        first_name = first.setdefault(id(parameter), name)
+        if first_name != name:
+            names[name] = first_name
+    return names
 
 
 def refuse_frozen_and_tied(module: nn.Module, purpose: str) -> None:
@@ -267,9 +267,9 @@ def refuse_tied(module: nn.Module, purpose: str) -> None:
 
 def described_layer(path: str, layer: nn.Module) -> str:
     """Return a layer as ``encoder.norm (LayerNorm)``, or a tensor that a module of other layers holds itself."""
-    own = [name for name, _ in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]]
+    names = [name for name, _ in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]]
     if next(layer.children(), None) is not None and not isinstance(layer, nn.MultiheadAttention):
-        return f"{path}.{own[0]} of {type(layer).__name__}".lstrip(".")
+        return f"{path}.{names[0]} of {type(layer).__name__}".lstrip(".")
     groups = f", {layer.groups} groups" if getattr(layer, "groups", 1) != 1 else ""
     return f"{path or 'the model itself'} ({type(layer).__name__}{groups})"
 
@@ -278,6 +278,6 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
 
 
-def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _layer_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path), leaf

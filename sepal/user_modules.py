@@ -38,9 +38,9 @@ def directories() -> list[str]:
 
 def enable(*more: Path) -> None:
     """Let this process and its children import from ``more`` and from the directories in ``SEPAL_USER_PATH``."""
-    wanted = [*(str(directory.absolute()) for directory in more), *directories()]
-    if wanted:
-        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(wanted))
+    paths = [*(str(directory.absolute()) for directory in more), *directories()]
+    if paths:
+        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(paths))
 
 
 def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
@@ -66,16 +66,16 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         return _defined(key, name, error)
     sys.path.extend(directory for directory in directories() if directory not in sys.path)
     try:
-        found: Any = getattr(imported(module), name)
+        attribute: Any = getattr(imported(module), name)
     except (ImportError, AttributeError, ValueError) as reason:
         raise error(key, "package.module:function that can be imported", f"{target} ({reason})") from reason
     except (Exception, SystemExit) as reason:  # of the module's own code
         if isinstance(reason, SystemExit) and not left_by_own_code(reason):
             raise  # by a signal
         raise error(key, "package.module:function that can be imported", f"{target} ({described(reason)})") from reason
-    if not callable(found):
-        raise error(key, f"{target} to be a function", type(found).__name__)
-    function: Callable[..., Any] = found
+    if not callable(attribute):
+        raise error(key, f"{target} to be a function", type(attribute).__name__)
+    function: Callable[..., Any] = attribute
     return function
 
 
@@ -106,8 +106,8 @@ def described(error: BaseException, most: int = 3) -> str:
 
     Only frames of the user's own code are named, the last ``most`` of them; an exception without any has no place.
     """
-    place = ", called at ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in _own_frames(error)[:most])
-    return f"{type(error).__name__}: {error}" + f" ({place})" * bool(place)
+    trace = ", called at ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in _own_frames(error)[:most])
+    return f"{type(error).__name__}: {error}" + f" ({trace})" * bool(trace)
 
 
 def in_own_code(error: BaseException) -> bool:
@@ -179,7 +179,7 @@ def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]
 def _missing(name: str) -> tuple[str, str]:
     """Return what to do about a function that only another session has had, and what there is here."""
     plain = name.rpartition("_")[0]
-    here = [other for other in _functions if other.rpartition("_")[0] == plain]
+    present = [function_name for function_name in _functions if function_name.rpartition("_")[0] == plain]
     how = f"sepal.load(RUN, code=[{plain}]), or sepal.run as before"
     expected = f"{plain} of a notebook or script, given to Sepal in this session as it was in the run: {how}"
-    return expected, f"{here[-1]}, with other code than {name}" if here else name
+    return expected, f"{present[-1]}, with other code than {name}" if present else name

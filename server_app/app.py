@@ -64,10 +64,10 @@ def main(grid: Grid, context: Context) -> None:
         log.info("%s", note)
     observers: list[Observer] = [directory, RoundLines(log)]
     strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
-    if place := os.environ.get(METRICS):
+    if address := os.environ.get(METRICS):
         figures = ServerFigures(strategy.status, json.loads(os.environ.get(CERTIFICATES, "{}")))
         observers.append(figures)
-        serve(place, figures, ready=lambda: strategy.status().waits_for)
+        serve(address, figures, ready=lambda: strategy.status().waits_for)
     with told_once():
         strategy.start(grid)
     log.info("run written to %s", directory.path)

@@ -50,7 +50,7 @@ class ServerFigures:
         if line["phase"] != CLOSING:
             self._done = record.round
         self._count(record, self._sizes.pop(record.round, 0))
-        self._headline |= {view: found["mean"] for view, found in headline(line).items() if found}
+        self._headline |= {view: figures["mean"] for view, figures in headline(line).items() if figures}
         self._measure = measure_of(line)
 
     def undone(self, progress: RunState, record: RoundRecord) -> None:
@@ -72,8 +72,8 @@ class ServerFigures:
 
     def _reason(self, status: str, reason: str) -> str:
         word = reason.partition(": ")[0][:40] if status == "refused" else ""
-        known = (status, word) in self._uploads or len(self._uploads) < MOST_REASONS
-        return word if known else OTHER
+        counted = (status, word) in self._uploads or len(self._uploads) < MOST_REASONS
+        return word if counted else OTHER
 
     def closed(self, progress: RunState, report: Report) -> None:
         """Do nothing: the last round was counted."""
@@ -124,14 +124,14 @@ class ServerFigures:
         diverged.add_metric([], sum(self._diverged.values()))
         yield diverged
         accuracy = GaugeMetricFamily("sepal_accuracy", "Mean accuracy on test data, newest round", labels=["view"])
-        other = GaugeMetricFamily(
+        headlines = GaugeMetricFamily(
             "sepal_headline", "Mean of another task's headline metric, newest round", labels=["view", "metric"]
         )
         for view, mean in sorted(self._headline.items()):
             if self._measure == ACCURACY:
                 accuracy.add_metric([view], mean)
             else:
-                other.add_metric([view, self._measure.name], mean)
+                headlines.add_metric([view, self._measure.name], mean)
         yield accuracy
         if self._measure != ACCURACY:
-            yield other
+            yield headlines

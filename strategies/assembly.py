@@ -100,18 +100,18 @@ def assemble(
     config, hyper = parse(flat, hypers)
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
-    known = data.info
+    info = data.info
     owners = with_owners(config, data, "clients" in config.model_fields_set)
     if owners.config.clients != config.clients:
         check_together(owners.config)
     config = owners.config
     rules.check_data(config, data)
     rules.check_method(chosen, config)
-    config, hyper, notes = complete(config, hyper, chosen, known)
-    learning = learning_task(config, known.input_shape, known.classes)
-    rules.check_task(chosen, config, learning, known)
-    shape = known.input_shape, known.classes, known.vocabulary
-    sides: dict[str, Any] = {"output": learning.output, "inputs": known.inputs}
+    config, hyper, notes = complete(config, hyper, chosen, info)
+    learning = learning_task(config, info.input_shape, info.classes)
+    rules.check_task(chosen, config, learning, info)
+    shape = info.input_shape, info.classes, info.vocabulary
+    sides: dict[str, Any] = {"output": learning.output, "inputs": info.inputs}
     if ":" in config.model:  # built-in models draw nothing that NumPy does not draw again
         sides["seed"] = torch_seed(config.seed)
     given = None if make is None else arrays
@@ -119,14 +119,16 @@ def assemble(
     if config.trainable or config.lora.rank:
         make = partial(_part_frozen, make, config)
     first = first_weights(config, make, given)
-    found = (known.class_names, known.schema) if config.dataset in FILES else ()
-    agreed = agreed_text(config, hyper, flat, sources or {}, *found)
+    labels_and_schema = (info.class_names, info.schema) if config.dataset in FILES else ()
+    agreed = agreed_text(config, hyper, flat, sources or {}, *labels_and_schema)
     task = Task(
-        first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen, learning
+        first.layout, first.weights, config, hyper, make, info.input_shape, first.user_set, first.frozen, learning
     )
-    if chosen.draws and (first.given - {part.name for part in statistics(first.layout)} or config.initial_weights):
-        notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
-    notes = (*notes, *known.notes, *unused(flat, chosen.name))
+    if chosen.starts_from and (
+        first.user_set - {part.name for part in statistics(first.layout)} or config.initial_weights
+    ):
+        notes = (*notes, f"model: {chosen.name} starts from {chosen.starts_from}, not from weights that are given")
+    notes = (*notes, *info.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     notes = (*owners.notes, *notes, *first.notes)
     return Assembly(exchanged, task, data, make, agreed, notes, owners.names)
@@ -148,27 +150,29 @@ def complete(
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
-    if config.target_scale == AUTO:  # as the columns beside them
+    if config.target_scale == AUTO:  # the target is scaled as the other columns are
         scaled = config.task == "regression" and info.table
         full = full.model_copy(update={"target_scale": "client" if scaled else "none"})
     limit = method.defaults.get("clip-gradient")
     full = full.model_copy(update={"clip_gradient": full.gradient_limit(None if limit is None else float(limit))})
-    found = rates(method.name, info, full.model, full.optimizer)
+    calibrated = rates(method.name, info, full.model, full.optimizer)
     scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0
-    if "lr" in method.defaults and not found.own_method:  # the method's own default is nearer than FedAvg's rate
-        found = Rates()
-    if not config.lr and "lr" in found.keys:
-        full = full.model_copy(update={"lr": found.keys["lr"] * scale})
-    own = hyper.completed(found.own(method.name))
+    if "lr" in method.defaults and not calibrated.own_method:  # the method's own default is nearer than FedAvg's rate
+        calibrated = Rates()
+    if not config.lr and "lr" in calibrated.keys:
+        full = full.model_copy(update={"lr": calibrated.keys["lr"] * scale})
+    full_hyper = hyper.completed(calibrated.of_method(method.name))
     before = {"lr": config.lr, **flatten(hyper, f"{method.name}.")}
-    after = {"lr": full.lr, **flatten(own, f"{method.name}.")}
-    chosen = [f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in found.keys]
+    after = {"lr": full.lr, **flatten(full_hyper, f"{method.name}.")}
+    chosen = [
+        f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in calibrated.keys
+    ]
     by_method = "lr" in method.defaults
-    if not config.lr and "lr" not in found.keys and not (by_method and info.name in datasets()):
+    if not config.lr and "lr" not in calibrated.keys and not (by_method and info.name in datasets()):
         whose = f"{method.name}'s own default" if by_method else f"the default of {info.name}"
-        return full, own, (f"lr = {full.lr:g}: {whose}, not calibrated; {FINDS}",)
-    origin = found.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
-    return full, own, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
+        return full, full_hyper, (f"lr = {full.lr:g}: {whose}, not calibrated; {FINDS}",)
+    origin = calibrated.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
+    return full, full_hyper, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
 
 
 def unused(flat: Mapping[str, Any], method: str) -> tuple[str, ...]:
@@ -192,14 +196,14 @@ class FirstWeights:
     Attributes:
         layout: The model's tensors.
         weights: W_0, float32 by name.
-        given: Names of the tensors that the user's ``build`` has set to something else than would be drawn.
+        user_set: Names of the tensors that the user's ``build`` sets, to other values than a draw would give.
         frozen: The model's frozen tensors.
         notes: Lines to show when the run starts.
     """
 
     layout: Layout
     weights: Weights
-    given: frozenset[str] = frozenset()
+    user_set: frozenset[str] = frozenset()
     frozen: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -246,9 +250,9 @@ def first_weights(
     built, again, kept_as_built = views(module), views(make(seed=torch_seed(config.seed, "again"))), as_built(module)
     same = {name for name in built if np.array_equal(built[name], again[name])}
     torchs = {**weights, **kept_as_built}
-    given = frozenset(name for name in same if torchs[name] is None or (built[name] != torchs[name]).any())
-    weights = {name: built[name].copy() if name in given else drawn for name, drawn in weights.items()}
-    return FirstWeights(parameters, weights, given, frozen, (*kept, _start(config.model, parameters, given)))
+    user_set = frozenset(name for name in same if torchs[name] is None or (built[name] != torchs[name]).any())
+    weights = {name: built[name].copy() if name in user_set else drawn for name, drawn in weights.items()}
+    return FirstWeights(parameters, weights, user_set, frozen, (*kept, _start(config.model, parameters, user_set)))
 
 
 def torch_seed(seed: int, purpose: str = "build") -> int:
@@ -256,18 +260,18 @@ def torch_seed(seed: int, purpose: str = "build") -> int:
     return derive_seed(seed, purpose) >> 65
 
 
-def _start(model: str, parameters: Layout, given: frozenset[str]) -> str:
+def _start(model: str, parameters: Layout, user_set: frozenset[str]) -> str:
     """Return a line that says with which weights a model of the user's starts.
 
     Args:
         model: The key ``model``.
         parameters: The model's tensors.
-        given: Names of those that ``build`` sets.
+        user_set: Names of those that ``build`` sets.
     """
-    words = f"model: {len(given)} of {len(parameters)} tensors start as {model} sets them"
-    if not given:
+    words = f"model: {len(user_set)} of {len(parameters)} tensors start as {model} sets them"
+    if not user_set:
         words = f"model: {model} sets none of its {len(parameters)} tensors"
-    others = len(parameters) - len(given)
+    others = len(parameters) - len(user_set)
     return words + (f"; the {others} that are drawn at random start from the run's seed" if others else "")
 
 
@@ -327,15 +331,19 @@ def _from_file(config: RunConfig, module: nn.Module, parameters: Layout) -> Weig
     if config.initial_head == "new":
         head = {parameter.name for parameter in parameters if parameter.name.rpartition(".")[0] == _last(parameters)}
     head |= {parameter.name for parameter in parameters if parameter.name.endswith((".lora_A", ".lora_B"))}
-    wanted = {parameter.name: parameter.shape for parameter in parameters if parameter.name not in head}
+    expected_shapes = {parameter.name: parameter.shape for parameter in parameters if parameter.name not in head}
     extra = head | {plain_name(name) for name in frozen_names(module)}
-    found = {name: tuple(array.shape) for name, array in stored.items() if name not in extra}
-    if wanted != found:
-        odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
-        got = f"shape {found.get(odd)}"
+    stored_shapes = {name: tuple(array.shape) for name, array in stored.items() if name not in extra}
+    if expected_shapes != stored_shapes:
+        odd = next(
+            name
+            for name in {**expected_shapes, **stored_shapes}
+            if expected_shapes.get(name) != stored_shapes.get(name)
+        )
+        got = f"shape {stored_shapes.get(odd)}"
         if odd.rpartition(".")[0] == _last(parameters):
             got += ' in its last layer (initial-head = "new" draws that anew)'
-        raise ConfigError(f"initial-weights: {odd}", f"shape {wanted.get(odd)}", got)
+        raise ConfigError(f"initial-weights: {odd}", f"shape {expected_shapes.get(odd)}", got)
     drawn = initial_weights(module, config.seed) if head else {}
     return {parameter.name: (drawn if parameter.name in head else stored)[parameter.name] for parameter in parameters}
 

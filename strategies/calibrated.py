@@ -63,7 +63,7 @@ class Rates:
     exact: bool = True
     own_method: bool = True
 
-    def own(self, method: str) -> dict[str, float]:
+    def of_method(self, method: str) -> dict[str, float]:
         """Return the method's own keys, without their prefix."""
         prefix = f"{method}."
         return {key.removeprefix(prefix): value for key, value in self.keys.items() if key.startswith(prefix)}
@@ -79,15 +79,15 @@ def rates(method: str, info: DatasetInfo, model: str, optimizer: str) -> Rates:
         optimizer: ``sgd`` or ``adam``.
     """
     for name in dict.fromkeys((method, FALLBACK)):
-        there = [entry for entry in table() if entry.optimizer == optimizer and name in entry.rates]
-        if there:
-            entry = min(there, key=lambda entry: _distance(entry, info))
+        entries = [entry for entry in table() if entry.optimizer == optimizer and name in entry.rates]
+        if entries:
+            entry = min(entries, key=lambda entry: _distance(entry, info))
             exact = name == method and (entry.dataset, entry.model) == (info.name, model)
-            times, said = _scale(entry, info)
+            times, scaled = _scale(entry, info)
             keys = dict(entry.rates[name])
             if times < 1 and "lr" in keys:
                 keys["lr"] = float(f"{times * keys['lr']:.3g}")
-            return Rates(keys, _origin(entry, name, method, info, model, exact, said), exact, name == method)
+            return Rates(keys, _origin(entry, name, method, info, model, exact, scaled), exact, name == method)
     return Rates()
 
 
@@ -97,8 +97,10 @@ def _scale(entry: Entry, info: DatasetInfo) -> tuple[float, str]:
     Of the 20 methods that digits and MNIST both list, 19 have a smaller rate on MNIST, by a factor of 2 to 10. On
     CIFAR-10, FedPSE's rate is a tenth of that on digits, as is FedAvg's.
     """
-    those = [each for each in table() if each.optimizer == entry.optimizer and FALLBACK in each.rates]
-    nearest = min(those, key=lambda each: _distance(each, info), default=entry)
+    those = [
+        candidate for candidate in table() if candidate.optimizer == entry.optimizer and FALLBACK in candidate.rates
+    ]
+    nearest = min(those, key=lambda candidate: _distance(candidate, info), default=entry)
     if nearest is entry or FALLBACK not in entry.rates:
         return 1.0, ""
     times = nearest.rates[FALLBACK]["lr"] / entry.rates[FALLBACK]["lr"]
@@ -108,8 +110,8 @@ def _scale(entry: Entry, info: DatasetInfo) -> tuple[float, str]:
 @cache
 def table() -> tuple[Entry, ...]:
     """Return the entries of ``calibrated.toml``, in its order."""
-    found = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text(encoding="utf-8"))
-    return tuple(_entry(name, values) for name, values in found.items())
+    entries = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text(encoding="utf-8"))
+    return tuple(_entry(name, values) for name, values in entries.items())
 
 
 def datasets() -> frozenset[str]:
@@ -131,6 +133,6 @@ def _origin(entry: Entry, name: str, method: str, info: DatasetInfo, model: str,
     text = f"calibrated for {name} on {entry.dataset}"
     if exact:
         return text
-    there = (f"{text} with {entry.model}" if entry.model != model else text) + scaled
-    wanted = f"{method} on {info.name}" if name != method or entry.dataset != info.name else f"the model {model}"
-    return f"{there}, not for {wanted}; {FINDS}"
+    basis = (f"{text} with {entry.model}" if entry.model != model else text) + scaled
+    target = f"{method} on {info.name}" if name != method or entry.dataset != info.name else f"the model {model}"
+    return f"{basis}, not for {target}; {FINDS}"

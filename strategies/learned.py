@@ -1,6 +1,6 @@
 """Compares what a method has learned of each client with the clients' labels: masks, and vectors to cluster.
 
-It is for what a record's readers find in a run (:mod:`sepal.method.learned`).
+A method's readers get them from a run (:mod:`sepal.method.learned`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sepal.method.learned import ClientMasks, Matrix
 SHARE = 0.1  # of a client's examples; labels with at least this share are named
 
 
-def compare_masks(found: ClientMasks, labels: Matrix) -> dict[str, Any]:
+def compare_masks(masks: ClientMasks, labels: Matrix) -> dict[str, Any]:
     """Return how alike the masks of clients are.
 
     - ``clients``: names, in the order of rows and columns below;
@@ -31,21 +31,21 @@ def compare_masks(found: ClientMasks, labels: Matrix) -> dict[str, Any]:
       ``global_labels`` over clients; null if either of the two does not vary.
 
     Args:
-        found: The masks.
+        masks: The clients' masks.
         labels: float64 (clients, classes), the clients' numbers of training examples of each label.
     """
-    similarity = (found.personal @ found.personal.T) / found.personal.sum(1)
-    pairs = np.triu_indices(len(found.names), 1)
+    similarity = (masks.personal @ masks.personal.T) / masks.personal.sum(1)
+    pairs = np.triu_indices(len(masks.names), 1)
     alike, whole = _cosine(labels, labels), _cosine(labels, labels.sum(0, keepdims=True))[:, 0]
-    overlap = None if found.shared is None else (found.personal @ found.shared) / found.personal.sum(1)
+    overlap = None if masks.shared is None else (masks.personal @ masks.shared) / masks.personal.sum(1)
     return {
-        "clients": found.names,
-        "distinct": len(np.unique(found.personal, axis=0)),
+        "clients": masks.names,
+        "distinct": len(np.unique(masks.personal, axis=0)),
         "similarity": similarity.round(4).tolist(),
         "labels": alike.round(4).tolist(),
         "overlap": None if overlap is None else overlap.round(4).tolist(),
         "global_labels": whole.round(4).tolist(),
-        "layers": _layers(found),
+        "layers": _layers(masks),
         "correlation": {
             "similarity": _correlation(similarity[pairs], alike[pairs]),
             "overlap": None if overlap is None else _correlation(overlap, whole),
@@ -104,14 +104,14 @@ def cluster(vectors: Mapping[str, Matrix], counts: Callable[[list[str]], Matrix]
     }
 
 
-def _layers(found: ClientMasks) -> list[dict[str, Any]]:
+def _layers(masks: ClientMasks) -> list[dict[str, Any]]:
     """Return the share of each part that masks keep."""
-    ends = np.cumsum([part.size for part in found.parts])[:-1]
-    own = [round(float(part.mean()), 4) for part in np.split(found.personal.mean(0), ends)]
-    common: list[float | None] = [None] * len(own)
-    if found.shared is not None:
-        common = [round(float(part.mean()), 4) for part in np.split(found.shared, ends)]
-    return [{"name": p.name, "personal": a, "global": b} for p, a, b in zip(found.parts, own, common, strict=True)]
+    ends = np.cumsum([part.size for part in masks.parts])[:-1]
+    personal = [round(float(part.mean()), 4) for part in np.split(masks.personal.mean(0), ends)]
+    common: list[float | None] = [None] * len(personal)
+    if masks.shared is not None:
+        common = [round(float(part.mean()), 4) for part in np.split(masks.shared, ends)]
+    return [{"name": p.name, "personal": a, "global": b} for p, a, b in zip(masks.parts, personal, common, strict=True)]
 
 
 def _cosine(a: Matrix, b: Matrix) -> Matrix:

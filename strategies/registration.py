@@ -100,10 +100,10 @@ class Registered(Method):
         from sepal.server.strategy import SepalStrategy
         from sepal.strategies.assembly import assemble
 
-        own = {f"{self.name}.{kebab(key)}": value for key, value in keys.items()}
-        sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(own, keys, strict=True)}
-        made = assemble({**(run_config or {}), **own}, self, sources)
-        return SepalStrategy(made.method, made.task, store, observers, agreed=made.agreed)
+        method_keys = {f"{self.name}.{kebab(key)}": value for key, value in keys.items()}
+        sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(method_keys, keys, strict=True)}
+        assembly = assemble({**(run_config or {}), **method_keys}, self, sources)
+        return SepalStrategy(assembly.method, assembly.task, store, observers, agreed=assembly.agreed)
 
 
 def _unread(keys: Sequence[str]) -> tuple[str, ...]:
@@ -119,12 +119,12 @@ def register(
     hyper: type[Settings] = NoKeys,
     *,
     defaults: Mapping[str, Scalar] | None = None,
-    received: str = "",
+    no_received_model: str = "",
     deployed: Literal["kept", "received", "trained"] = "kept",
-    draws: str = "",
+    starts_from: str = "",
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, deployed, draws, compression, learned or {})
+    rest = (no_received_model, deployed, starts_from, compression, learned or {})
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

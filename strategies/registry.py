@@ -75,8 +75,8 @@ def _table(find: Callable[..., Any]) -> dict[str, str]:
     return {**METHODS, **{name: value for name, value in sorted(others.items()) if name not in METHODS}}
 
 
-class Outline(NamedTuple):
-    """What is said of a method in a list (:class:`sepal.method.interface.Method`)."""
+class Description(NamedTuple):
+    """A method's line in a list; the fields are those of :class:`sepal.method.interface.Method`."""
 
     title: str
     source: str
@@ -84,18 +84,18 @@ class Outline(NamedTuple):
 
 
 @cache
-def _written() -> dict[str, Outline]:
-    """Return the outlines of the built-in methods, whose modules import torch: ``python -m tools.methods``."""
-    found = tomllib.loads((files("sepal.strategies") / "outlines.toml").read_text(encoding="utf-8"))
-    return {name: Outline(**values) for name, values in found.items()}
+def _descriptions() -> dict[str, Description]:
+    """Return the descriptions of the built-in methods, whose modules import torch: ``python -m tools.methods``."""
+    tables = tomllib.loads((files("sepal.strategies") / "descriptions.toml").read_text(encoding="utf-8"))
+    return {name: Description(**values) for name, values in tables.items()}
 
 
-def outline(name: str) -> Outline:
+def description(name: str) -> Description:
     """Return what a list says of a method in :func:`table`; a built-in one is not imported for that."""
-    if name in METHODS and name in _written():
-        return _written()[name]
+    if name in METHODS and name in _descriptions():
+        return _descriptions()[name]
     method = get(name)
-    return Outline(method.title, method.source, method.deployed)
+    return Description(method.title, method.source, method.deployed)
 
 
 def names() -> tuple[str, ...]:
@@ -110,59 +110,61 @@ def get(name: str) -> Method:
         ConfigError: There is none, or the registered object is not a Method.
     """
     if ":" in name:
-        return _own(name)
+        return _of_user(name)
     if name not in table():
         raise unknown_method(name, table())
-    found = resolve(table()[name])
-    if not isinstance(found, Method):
-        raise ConfigError("method", f"{table()[name]} to be a sepal.method.interface.Method", type(found).__name__)
-    return found
+    method = resolve(table()[name])
+    if not isinstance(method, Method):
+        raise ConfigError("method", f"{table()[name]} to be a sepal.method.interface.Method", type(method).__name__)
+    return method
 
 
-def known(name: str) -> bool:
-    """Return whether ``name`` is a value of the key ``method``: a method's name, or the place of one's own."""
+def is_method(name: str) -> bool:
+    """Return whether ``name`` is a value of the key ``method``: a method's name, or where the user's own one is."""
     return ":" in name or name in table()
 
 
-def _own(place: str) -> Method:
+def _of_user(reference: str) -> Method:
     """Return the method at ``package.module:NAME`` in the user's own code."""
-    found = _loaded.get(place) or load("method", place, ConfigError)
-    if not isinstance(found, Method):
+    method = _loaded.get(reference) or load("method", reference, ConfigError)
+    if not isinstance(method, Method):
         raise ConfigError(
-            "method", f"{place} to be what sepal.strategies.registration.register returns", type(found).__name__
+            "method", f"{reference} to be what sepal.strategies.registration.register returns", type(method).__name__
         )
-    wanted = method_name(place)
-    if found.name != wanted or wanted in table():
-        expected = f'{place} to be registered under its own name in lower case, "{wanted}", which no other method has'
-        raise ConfigError("method", expected, found.name)
-    _loaded[place] = found
-    return found
+    lowered = method_name(reference)
+    if method.name != lowered or lowered in table():
+        expected = (
+            f'{reference} to be registered under its own name in lower case, "{lowered}", which no other method has'
+        )
+        raise ConfigError("method", expected, method.name)
+    _loaded[reference] = method
+    return method
 
 
 def deployed(name: str) -> str:
     """Return the view of the model that a user of a deployed client predicts with; empty for an unknown method.
 
-    A method of one's own is unknown until a run has loaded it: who looks at a run from elsewhere runs none of its code.
+    The user's own method is unknown until a run has loaded it: looking at a run from elsewhere runs none of its code.
     """
     if ":" in name:
         return _loaded[name].deployed if name in _loaded else ""
-    return outline(name).deployed if name in table() else ""
+    return description(name).deployed if name in table() else ""
 
 
-def defaults(own: str = "") -> dict[str, Scalar]:
-    """Return every run-config key with its default: shared keys, then each method's, also that at the place ``own``.
+def defaults(user_method: str = "") -> dict[str, Scalar]:
+    """Return every run-config key with its default: shared keys, then those of each method, also of ``user_method``.
 
     A key whose default depends on the data has the word for it (:data:`sepal.config.parse.NOT_SET`).
     """
     keys: dict[str, Scalar] = {**RunConfig().flat(), **NOT_SET}
-    for method in map(get, (*names(), *([own] if ":" in own else ()))):
+    for method in map(get, (*names(), *([user_method] if ":" in user_method else ()))):
         keys |= flatten(method.hyper(), f"{method.name}.")
     return keys
 
 
 def former(name: str) -> dict[str, Scalar]:
-    """Return the keys of a run of the method ``name`` whose default has changed, each with its former value."""
-    if not known(name):
+    """Return the keys whose default has changed, for a run of the method ``name``, each with its former default."""
+    if not is_method(name):
         return former_values(RunConfig)
     method = get(name)
     return {**former_values(RunConfig), **former_values(method.hyper, f"{method.name}.")}
@@ -171,15 +173,15 @@ def former(name: str) -> dict[str, Scalar]:
 def as_begun(stored: Mapping[str, Any], load: bool = True) -> dict[str, Any]:
     """Return a stored run's flat keys, with the former value of each that it lacks (:func:`sepal.config.renewed`).
 
-    Whatever builds a run from a stored config, or compares it with another, goes through this.
+    All code that builds a run from a stored config, or compares two, calls this.
 
     Args:
         stored: The flat keys.
-        load: Whether a method of one's own may be loaded for its keys: who looks at a run from elsewhere runs none of
-            its code.
+        load: Whether the user's own method may be loaded for its keys: looking at a run from elsewhere runs none of its
+            code.
 
     Raises:
-        ConfigError: The method is one's own and cannot be loaded.
+        ConfigError: The user's own method cannot be loaded.
     """
     name = str(stored.get("method", former_values(RunConfig)["method"]))
     return {**former(name if load or ":" not in name or name in _loaded else ""), **stored}
@@ -189,7 +191,7 @@ class Hypers(Mapping[str, type[Settings]]):
     """Method name → the model of its own keys; a method is imported when its keys are accessed."""
 
     def __getitem__(self, name: str) -> type[Settings]:
-        if not known(name):
+        if not is_method(name):
             raise KeyError(name)
         return get(name).hyper
 

@@ -26,12 +26,15 @@ def check_method(method: Method, config: RunConfig) -> None:
     Raises:
         ConfigError: See above; the error names the methods that take it.
     """
-    if config.privacy.clip and not method.private:
-        others, void = _names(lambda other: bool(other.private)), _void(method, capabilities.PRIVATE, method.client)
+    if config.privacy.clip and not method.private_phases:
+        others, void = (
+            _names(lambda candidate: bool(candidate.private_phases)),
+            _void(method, capabilities.PRIVATE, method.client),
+        )
         expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are){void}"
         raise ConfigError("privacy.clip", expected, config.privacy.clip)
     if config.compress.name != "none" and not method.dense:
-        others = _names(lambda other: other.dense)
+        others = _names(lambda candidate: candidate.dense)
         void = _void(method, capabilities.DENSE_CLIENT, method.client)
         void = void or _void(method, capabilities.DENSE_SERVER, method.server)
         expected = f"none: {method.name} does not exchange one dense model both ways (methods that take it: {others})"
@@ -39,11 +42,11 @@ def check_method(method: Method, config: RunConfig) -> None:
             expected = f"none: {method.name} compresses by keys of its own (methods that take it: {others})"
         raise ConfigError("compress.name", f"{expected}{void}", config.compress.name)
     if config.robust_mean != "none" and not method.robust:
-        others, void = _names(lambda other: other.robust), _void(method, capabilities.ROBUST, method.server)
+        others, void = _names(lambda candidate: candidate.robust), _void(method, capabilities.ROBUST, method.server)
         expected = f"none: {method.name} has a mean of its own (methods that take it: {others}){void}"
         raise ConfigError("robust-mean", expected, config.robust_mean)
     now, plain = config.flat(), RunConfig().flat()
-    for key, reason in method.fixed.items():
+    for key, reason in method.fixed_keys.items():
         if now[key] != plain[key]:
             raise ConfigError(key, f"{plain[key] or 'nothing'} with {method.name}, {reason}", now[key])
 
@@ -54,7 +57,7 @@ def check_task(method: Method, config: RunConfig, learning: LearningTask, info: 
     Raises:
         ConfigError: See above.
     """
-    lacking = [need for need in method.needs if need not in learning.offers]
+    lacking = [need for need in method.needs_of_task if need not in learning.offers]
     if lacking:
         raise ConfigError("task", f"one with {lacking[0]}, which {method.name} needs", learning.name)
     simple = learning.targets.shape in ((), (1,)) and not learning.targets.floating
@@ -67,10 +70,10 @@ def check_task(method: Method, config: RunConfig, learning: LearningTask, info: 
         expected = f"0 for the task {learning.name}, whose targets are no classes of whole examples"
         raise ConfigError("label-smoothing", expected, config.label_smoothing)
     if config.augment == "crop-flip" and (info.kind != "image" or learning.name == "segmentation"):
-        what = (
+        target = (
             "data of kind " + info.kind if info.kind != "image" else "segmentation, whose targets would have to follow"
         )
-        raise ConfigError("augment", f"nothing, or package.module:function of your own, for {what}", config.augment)
+        raise ConfigError("augment", f"nothing, or package.module:function of your own, for {target}", config.augment)
     if config.augment not in ("", "crop-flip") and ":" not in config.augment:
         raise ConfigError("augment", "crop-flip, or package.module:function of your own", config.augment)
 

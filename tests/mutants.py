@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "captured steps leave what pFedMe's clients upload as it was",
         BASELINES + "pfedme.py",
-        '    MOVED: ClassVar[tuple[str, ...]] = ("local",)\n',
+        '    CHANGED: ClassVar[tuple[str, ...]] = ("local",)\n',
         "",
         CAPTURED + "[pfedme]",
     ),
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         "heterofl averages rows of classes that a client lacks",
         BASELINES + "heterofl.py",
-        "found[p.name] = ((place[0][rows], *place[1:]), values[rows])",
+        "parts[p.name] = ((mesh[0][rows], *mesh[1:]), values[rows])",
         "pass",
         "tests/strategies/test_baselines_widths.py::test_two_rounds_of_heterofl_and_fedrolex_by_hand",
     ),
@@ -145,8 +145,8 @@ MUTANTS = (
     Mutant(
         "a compressing client drops its residual",
         "sepal/method/compression/client.py",
-        "- held + state.residual",
-        "- held",
+        "- model + state.residual",
+        "- model",
         TWO + "fedstc_adds_its_residual_in_the_second_round",
     ),
     Mutant(
@@ -173,8 +173,8 @@ MUTANTS = (
     Mutant(
         "fedpse adds downloads to W_0",
         "strategies/fedpse/client.py",
-        "moved(state.base, download",
-        "moved(self.task.weights, download",
+        "updated(state.base, download",
+        "updated(self.task.weights, download",
         TWO + "fedpse_adds_its_residual_and_its_base_in_the_second_round",
     ),
     Mutant(
@@ -208,8 +208,8 @@ MUTANTS = (
     Mutant(
         "apfl's received is the global model",
         BASELINES + "apfl.py",
-        "return mix(state.personal, super().arrived(state, download, plan), state.alpha, trained(self.layout))",
-        "return super().arrived(state, download, plan)",
+        "download, plan), state.alpha, trained",
+        "download, plan), 0.0, trained",
         APFL,
     ),
     Mutant(
@@ -258,8 +258,8 @@ MUTANTS = (
     Mutant(
         "dmpfl trains from W_0 in phase 2b",
         "strategies/dmpfl/client.py",
-        "own = spread(state.personal, mask)",
-        "own = spread(take(self.task.weights, mask), mask)",
+        "personal = spread(state.personal, mask)",
+        "personal = spread(take(self.task.weights, mask), mask)",
         TWO + "dmpfl_keeps_its_personal_weights_from_phase_1_to_phase_2b",
     ),
     Mutant(
@@ -294,15 +294,15 @@ MUTANTS = (
     Mutant(
         "fedpse selects before the noise is added",
         "strategies/fedpse/client.py",
-        "index = self._top_k(found.noised)",
-        "index = self._top_k(found.clipped)",
+        "index = self._top_k(released.noised)",
+        "index = self._top_k(released.clipped)",
         PRIVATE + "noise_comes_before_the_selection[fedpse]",
     ),
     Mutant(
         "a compressing client selects before the noise is added",
         "sepal/method/compression/client.py",
-        "update = compress(found.noised, self.how",
-        "update = compress(found.clipped, self.how",
+        "update = compress(released.noised, self.how",
+        "update = compress(released.clipped, self.how",
         PRIVATE + "noise_comes_before_the_selection[fedstc]",
     ),
     Mutant(
@@ -322,7 +322,7 @@ MUTANTS = (
     Mutant(
         "an upload's number of entries is not compared with its schema",
         "sepal/wire/codec.py",
-        "if not fewest <= entry.count <= most and not _known(support, spec):",
+        "if not fewest <= entry.count <= most and not _is_known(support, spec):",
         "if False:",
         STRUCTURED + "whatever_is_changed_in_an_upload_it_is_refused_or_within_its_schema",
     ),

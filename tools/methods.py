@@ -1,7 +1,7 @@
 """What is made from the registry of methods: ``python -m tools.methods`` writes it.
 
 That is the table in docs/methods.md; the run-config keys in pyproject.toml, as Flower refuses keys that its app does
-not declare there; and strategies/outlines.toml, by which methods are listed without importing torch. Each key is
+not declare there; and strategies/descriptions.toml, by which methods are listed without importing torch. Each key is
 declared once, in ``sepal.config`` or in its method's ``Hyper``.
 """
 
@@ -20,7 +20,7 @@ from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry
 
-OUTLINES = ROOT / "strategies/outlines.toml"
+DESCRIPTIONS = ROOT / "strategies/descriptions.toml"
 METHODS, PYPROJECT = DOCS / "methods.md", ROOT / "pyproject.toml"
 KEYS = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=^\[(?!tool\.flwr\.app\.config))", re.DOTALL | re.MULTILINE)
 
@@ -49,7 +49,7 @@ def with_keys(text: str) -> str:
     return new
 
 
-def outlines() -> str:
+def descriptions() -> str:
     """Return title, source and deployed view of each built-in method, as TOML."""
     methods = map(registry.get, registry.METHODS)
     facts = {
@@ -61,7 +61,7 @@ def outlines() -> str:
 def written() -> Iterator[tuple[Path, str]]:
     """Yield each file that this module writes, with its content."""
     yield PYPROJECT, with_keys(PYPROJECT.read_text(encoding="utf-8"))
-    yield OUTLINES, outlines()
+    yield DESCRIPTIONS, descriptions()
     yield METHODS, rewritten(METHODS.read_text(encoding="utf-8"), {"methods": [markdown_table()]})
 
 

@@ -67,7 +67,7 @@ def attacked(method: Method, attack: str, seed: int) -> Method:
             after, upload = super().train(state, download, plan)
             if not self.evil or change is None:
                 return after, upload
-            start = self.arrived(state, download, plan) if method.name == "fedavg" else {}
+            start = self.received_weights(state, download, plan) if method.name == "fedavg" else {}
             rng = np.random.default_rng([seed, plan.round, ATTACKERS.index(self.trainer.client.name)])
             tensors = {}
             for name, tensor in upload.tensors.items():

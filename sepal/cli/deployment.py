@@ -105,7 +105,7 @@ def check(
     credentials = NodeCredentials.of(certs, name) if certs else None
     bad = 0
     for finding in examine(address, credentials, timeout):
-        say(f"{'ok  ' if finding.good else 'BAD '} {finding.what}: {finding.words}")
+        say(f"{'ok  ' if finding.good else 'BAD '} {finding.check}: {finding.words}")
         bad += not finding.good
     say(f"     Sepal {__version__} here; a server with another version refuses it by name before round 1")
     if bad:
@@ -135,8 +135,8 @@ def submit(
         from sepal.engines.flower.credentials import ServerCredentials
         from sepal.engines.flower.engine import COMPLETED, Flower
         from sepal.engines.flower.lines import Lines
+        from sepal.engines.flower.node_registry import NodeRegistry
         from sepal.engines.flower.processes import healthy
-        from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
@@ -159,7 +159,7 @@ def submit(
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(0, control)
         flower.connect(authority)
-        registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
+        registry = NodeRegistry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
         file = place / "run.log"
         show = Lines(file, say, verbose)
         for left in reversed(range(attempts)):

@@ -100,7 +100,7 @@ def predict(
     found = predictions(load(model, allow or ()), data)
     for note in found.notes:
         tell(f"sepal: {one_line(note)}")
-    classes = found.found.origin.task == CLASSIFICATION
+    classes = found.model.origin.task == CLASSIFICATION
     written = write_predictions(found, out)
     say(f"written to {out}" if out else written, nl=bool(out))
     if found.truth is not None and classes:
@@ -139,7 +139,7 @@ def write_predictions(found: Predictions, out: Path | None) -> str:
     if table is None:
         raise ConfigError("--out", "an .npz file for predictions of this shape", f"{found.predicted.shape[1:]}")
     heads, rows = table
-    form = ".4f" if found.found.origin.task in (CLASSIFICATION, "multilabel") else ".6g"
+    form = ".4f" if found.model.origin.task in (CLASSIFICATION, "multilabel") else ".6g"
     text = csv_text(heads, rows, form)
     if out is not None:
         write_atomically(out, text.encode())

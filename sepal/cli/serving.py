@@ -58,8 +58,8 @@ def serve(
         from sepal.engines.flower.credentials import ServerCredentials
         from sepal.engines.flower.engine import Flower
         from sepal.engines.flower.lines import Lines
+        from sepal.engines.flower.node_registry import NodeRegistry
         from sepal.engines.flower.processes import unusable
-        from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
         from sepal.flower.versions import require_supported
@@ -92,7 +92,7 @@ def serve(
         flower.ports = Ports(port, control)
         clear(place)
         flower.start_superlink(host, credentials=credentials)
-        registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
+        registry = NodeRegistry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
         if registry:
             registry.sync()
         with_certs = " --certs DIR" if credentials else ""

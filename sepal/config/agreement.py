@@ -29,7 +29,7 @@ MACHINE = frozenset(marked(RunConfig, Mark.MACHINE))
 def agreed_text(
     config: RunConfig,
     hyper: Settings,
-    given: Mapping[str, Any],
+    flat: Mapping[str, Any],
     sources: Mapping[str, str],
     class_names: Sequence[str] = (),
     table: str = "",
@@ -39,7 +39,7 @@ def agreed_text(
     Args:
         config: The shared keys, completed by the data set's defaults.
         hyper: The method's own keys.
-        given: The flat keys as given. A key with its default value counts as set by ``default``.
+        flat: The flat keys as the user gives them. A key with its default value counts as set by ``default``.
         sources: Key to where it was set, for keys set outside the run config.
         class_names: Names of the classes that were found in files, which may differ between machines. Only their
             number and a digest are sent.
@@ -54,11 +54,11 @@ def agreed_text(
         apart -= {"rounds"}
     for key, value in values.items():
         if key not in apart:
-            source = sources.get(key, "default" if given.get(key, plain[key]) == plain[key] else "run config")
+            source = sources.get(key, "default" if flat.get(key, plain[key]) == plain[key] else "run config")
             lines.append(f"{key}\t{json.dumps(value)}\t{source}")
     if class_names:
-        found = json.dumps(f"{len(class_names)} classes, digest {_digest(chr(10).join(class_names))}")
-        lines.append(f"{CLASSES}\t{found}\t{'folder.classes' if config.folder.classes else 'its files'}")
+        classes_text = json.dumps(f"{len(class_names)} classes, digest {_digest(chr(10).join(class_names))}")
+        lines.append(f"{CLASSES}\t{classes_text}\t{'folder.classes' if config.folder.classes else 'its files'}")
     if table:
         lines.append(f"{TABLE}\t{json.dumps(f'digest {_digest(table)}')}\tits files")
     return "\n".join(lines)
@@ -78,11 +78,15 @@ def disagreement(client: str, server: str, reported: str) -> ConfigError | None:
     """
     if server == reported:
         return None
-    ours, theirs = _rows(server), _rows(reported)
-    for key in {**ours, **theirs}:
-        (expected, here), (got, there) = (rows.get(key, ("nothing", "unknown")) for rows in (ours, theirs))
+    server_rows, client_rows = _rows(server), _rows(reported)
+    for key in {**server_rows, **client_rows}:
+        (expected, server_source), (got, client_source) = (
+            rows.get(key, ("nothing", "unknown")) for rows in (server_rows, client_rows)
+        )
         if expected != got:
-            return ConfigError(f"{client}: {key}", f"{expected} (server: {here})", f"{got} (client: {there})")
+            return ConfigError(
+                f"{client}: {key}", f"{expected} (server: {server_source})", f"{got} (client: {client_source})"
+            )
     return None
 
 

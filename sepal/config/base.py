@@ -103,7 +103,7 @@ def kebab(name: str) -> str:
 def method_name(method: str) -> str:
     """Return the name of a method, the first part of its keys, for the value of the run-config key ``method``.
 
-    For a method of one's own, ``package.module:FedMine``, it is the last part in lower case: ``fedmine``.
+    For the user's own method, ``package.module:FedMine``, it is the last part in lower case: ``fedmine``.
     """
     return method.rpartition(":")[2].lower()
 
@@ -230,9 +230,9 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
         return kind.model_validate(dict(values))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        place = [str(part) for part in fault["loc"]]
-        union = place[-1] in _UNION_PARTS
-        key = prefix + ".".join(place[:-1] if union else place)
+        path = [str(part) for part in fault["loc"]]
+        union = path[-1] in _UNION_PARTS
+        key = prefix + ".".join(path[:-1] if union else path)
         if fault["type"] == "extra_forbidden":
             raise ConfigError(key, "a known key", "an unknown one") from None
         word = next((part for part in map(_word_of, error.errors(include_url=False)) if part), AUTO)
@@ -242,8 +242,8 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
 
 def _word_of(fault: ErrorDetails) -> str:
     """Return the word that a rate may be besides a number, ``auto`` or ``search``, from pydantic's name of its type."""
-    found = re.fullmatch(r"literal\['(\w+)'\]", str(fault["loc"][-1]))
-    return found[1] if found else ""
+    match = re.fullmatch(r"literal\['(\w+)'\]", str(fault["loc"][-1]))
+    return match[1] if match else ""
 
 
 def plainly(message: str) -> str:

@@ -156,8 +156,8 @@ class FolderSettings(Settings):
 
     @field_validator("resize", mode="before")
     @classmethod
-    def _as_text(cls, given: Any) -> Any:
-        return str(given) if type(given) is int else given
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if type(value) is int else value
 
     @property
     def names(self) -> tuple[str, ...]:

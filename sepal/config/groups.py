@@ -82,7 +82,7 @@ class CompressSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters, beside which the model is frozen: keys ``lora.*`` (:mod:`sepal.models.lora`)."""
+    """Low-rank adapters; the rest of the model is frozen: keys ``lora.*`` (:mod:`sepal.models.lora`)."""
 
     rank: int = Field(
         0, ge=0, le=4096, description="rank r of the adapters; 0: the method's (fedsa-lora and flasc: 8), else none"

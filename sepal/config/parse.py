@@ -22,7 +22,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     """Return the shared keys and the chosen method's own, validated.
 
     Args:
-        flat: Flat keys; missing ones have their default value, and so have those that are ``NOT_SET``.
+        flat: Flat keys; missing keys, and those that are ``NOT_SET``, have their default value.
         methods: Method name to the model of its own keys; only looked up for names that occur.
 
     Raises:
@@ -30,9 +30,9 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
             chosen one are checked too.
     """
     method = str(flat.get("method", RunConfig.model_fields["method"].default))
-    own = method_name(method)
+    name = method_name(method)
     if ":" in method:
-        methods = ChainMap(dict.fromkeys((own, method), methods[method]), methods)  # type: ignore[arg-type]  # it is only read
+        methods = ChainMap(dict.fromkeys((name, method), methods[method]), methods)  # type: ignore[arg-type]  # it is only read
     shared: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
@@ -56,7 +56,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     if config.method not in methods:
         raise unknown_method(config.method, methods)
     check_together(config)
-    return config, validate(methods[config.method], groups.get(own, {}), f"{own}.")
+    return config, validate(methods[config.method], groups.get(name, {}), f"{name}.")
 
 
 def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
@@ -66,10 +66,10 @@ def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
     for key in flat:
         part, dot, _ = key.partition(".")
         method = nearest(part if dot else chosen, methods)
-        own = flat_keys(methods[method], f"{method}.") if method else []
-        if key not in own and key not in shared:
+        method_keys = flat_keys(methods[method], f"{method}.") if method else []
+        if key not in method_keys and key not in shared:
             word = OTHER_WORDS.get(key, key)
-            raise ConfigError(key, "a known key", suggest("an unknown one", word, [*own, *shared]))
+            raise ConfigError(key, "a known key", suggest("an unknown one", word, [*method_keys, *shared]))
 
 
 def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:

@@ -51,8 +51,8 @@ def _check_folder(config: RunConfig) -> None:
     named = {"label": config.folder.label, "person": config.folder.person, "leave-out": config.folder.leave_out}
     for key, value in {**named, "schema": config.folder.schema_}.items():
         if value:
-            other = f" (hf.{key} names it there)" if key in ("label", "person") and config.dataset == "hf" else ""
-            raise ConfigError(f"folder.{key}", f"nothing with dataset = {config.dataset}{other}", value)
+            hint = f" (hf.{key} names it there)" if key in ("label", "person") and config.dataset == "hf" else ""
+            raise ConfigError(f"folder.{key}", f"nothing with dataset = {config.dataset}{hint}", value)
 
 
 def _check_final_model(config: RunConfig) -> None:
@@ -78,6 +78,6 @@ def _check_round(config: RunConfig) -> None:
         raise ConfigError("roster", "closed or open with novel-clients, who are drawn from all", config.roster)
     if config.deadline > config.timeout:
         raise ConfigError("deadline", f"at most timeout = {config.timeout:g}", config.deadline)
-    asked = config.clients_per_round or config.clients
-    if clients_known and asked and config.min_replies > asked:
-        raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)
+    clients = config.clients_per_round or config.clients
+    if clients_known and clients and config.min_replies > clients:
+        raise ConfigError("min-replies", f"at most the {clients} clients of a round", config.min_replies)

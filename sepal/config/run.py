@@ -408,10 +408,10 @@ class RunConfig(Settings):
         for key in AUTOMATIC:
             if flat[key] not in (0, 0.0, "auto"):
                 continue
-            found = [d[key] for d in defaults if key in d]
-            if not found:
+            in_order = [d[key] for d in defaults if key in d]
+            if not in_order:
                 raise ConfigError(key, f"a value (the data set {self.dataset!r} has no default)", "none")
-            values[key] = float(found[0]) if key == "lr" else found[0]
+            values[key] = float(in_order[0]) if key == "lr" else in_order[0]
         partition = self.partition.model_copy(update={"name": values.pop("partition.name")})
         changed = {key.replace("-", "_"): value for key, value in values.items()}
         return self.model_copy(update={**changed, "partition": partition})

@@ -102,9 +102,9 @@ def _no_main() -> Iterator[None]:
 
     A script needs no ``if __name__ == "__main__"`` then. Its functions reach the processes as bytes.
     """
-    ours = sys.modules["__main__"]
+    main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
-        sys.modules["__main__"] = ours
+        sys.modules["__main__"] = main_module

@@ -81,7 +81,7 @@ class NewestState:
     round: int
     stored: Stored | None
     store: DiskStateStore
-    place: Path
+    directory: Path
     last: RunState | None
 
 
@@ -91,18 +91,18 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
     A deployed client's are in the state directory, if it ran here as this user.
 
     Args:
-        path: The run directory, out of which no link leads.
+        path: The run directory; links that lead out of it are not followed.
         assembly: The run's parts.
         client: The client's name.
-        elsewhere: Whether the state directory is looked into, too.
+        elsewhere: Whether to search the state directory, too.
     """
     checkpoints = checkpoints_of(path)
     last = read_checkpoint(checkpoints[-1], assembly.method.server_state) if checkpoints else None
-    places = [place for place in path.glob(f"clients/*/{client}") if is_inside(place, path)]
+    places = [folder for folder in path.glob(f"clients/*/{client}") if is_inside(folder, path)]
     if elsewhere and not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
         chosen = assembly.task.config.state_dir
         places = [(expanded("state-dir", chosen) if chosen else home() / "state") / last.run / client]
-    files = [file for place in places for file in _versions(place)]
+    files = [file for folder in places for file in _versions(folder)]
     if not files:
         return None
     # Of a run that is being extended, its old closing state is there as well, and may be of a later round.
@@ -115,12 +115,12 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
 def _schema(info: DatasetInfo) -> str:
     """Return how a table becomes the model's inputs; empty where earlier versions read it so, too."""
     schema = parsed(info.schema)
-    known = schema.is_plain and schema.label in ("", "label")
-    return "" if known else schema.model_copy(update={"classes": ()}).text()
+    plain = schema.is_plain and schema.label in ("", "label")
+    return "" if plain else schema.model_copy(update={"classes": ()}).text()
 
 
-def _versions(place: Path) -> list[Path]:
-    return [file for file in place.glob("*.safetensors") if is_version(file.stem) and is_regular(file, place)]
+def _versions(folder: Path) -> list[Path]:
+    return [file for file in folder.glob("*.safetensors") if is_version(file.stem) and is_regular(file, folder)]
 
 
 def client_model(
@@ -153,7 +153,7 @@ def client_model(
     node = Node(number, assembly.task.config.clients, name=client)
     host = build_host(Shared.around(assembly, device), node, "", newest.store)
     view = view or assembly.method.deployed
-    if path not in newest.place.parents and host.info.data != newest.stored.reply.client.data:
+    if path not in newest.directory.parents and host.info.data != newest.stored.reply.client.data:
         expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
         raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
     predict = _predictor(path.name, assembly, host, newest.stored, newest, view)
@@ -230,14 +230,14 @@ def extract(
 
 
 def _predictor(
-    run: str, assembly: Assembly, host: ClientHost, newest: Stored, found: NewestState, view: str
+    run: str, assembly: Assembly, host: ClientHost, newest: Stored, source: NewestState, view: str
 ) -> Predictor | None:
     """Return the predictor that the closing round evaluated as ``view``, as :mod:`sepal.client_app.host` made it."""
     if view not in MODELS:
         raise ConfigError("view", " or ".join(MODELS), view)
     reply, client, plan = newest.reply, newest.reply.client.name, Plan(newest.reply.round)
     closing = reply.kind is Kind.ADAPT  # no other round keeps the state of a client that does not upload
-    last = _last_round(found.last, assembly) if view == "received" else None
+    last = _last_round(source.last, assembly) if view == "received" else None
     if view != "kept" and not (last if view == "received" else closing):
         expected = f"a run whose closing evaluation has tested this client's {view} model, or --view kept"
         raise ConfigError("run", expected, f"{run}, where {client} trained last in round {reply.round}")
@@ -246,7 +246,7 @@ def _predictor(
         host.take_up(reply.round, newest.local)
         return algorithm.predictor(newest.state, None, plan)
     base = reply.base if closing else reply.version
-    stored = found.store.load(base) if base else None
+    stored = source.store.load(base) if base else None
     if base and stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state {base} is not here")
     before = stored.state if stored else algorithm.init()
@@ -273,7 +273,7 @@ def _last_round(last: RunState | None, assembly: Assembly) -> RoundStart | None:
     return RoundStart(algorithm, last, plan, closing=True)
 
 
-def write_model(found: ClientModel, path: Path) -> Loaded:
+def write_model(model: ClientModel, path: Path) -> Loaded:
     """Write a client's model to ``path``, once it has been read again and answers right, and return it.
 
     Raises:
@@ -282,14 +282,14 @@ def write_model(found: ClientModel, path: Path) -> Loaded:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sepal-", dir=path.parent) as scratch:
         written = Path(scratch) / path.name
-        save(written, found.origin, found.networks)
-        loaded = load(written, {found.origin.model, found.origin.task})
-        near = NEAR * np.array(found.origin.target_spread) if found.origin.target_spread else NEAR
-        right = bool(np.isclose(loaded(found.inputs), found.logits, atol=near).all())
+        save(written, model.origin, model.networks)
+        loaded = load(written, {model.origin.model, model.origin.task})
+        near = NEAR * np.array(model.origin.target_spread) if model.origin.target_spread else NEAR
+        right = bool(np.isclose(loaded(model.inputs), model.logits, atol=near).all())
         if right:
             written.replace(path)
     if not right:
-        raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
+        raise ConfigError("client", "a model that its tensors and its module alone describe", model.origin.method)
     return loaded
 
 

@@ -200,13 +200,13 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         return Loaded(origin, _scaled(origin, tensors))
     _check_size(origin)
     try:
-        found = Loaded(origin, _scaled(origin, tensors))
-        sides = found(np.zeros((1, *origin.shape), np.float32)).shape
+        loaded = Loaded(origin, _scaled(origin, tensors))
+        sides = loaded(np.zeros((1, *origin.shape), np.float32)).shape
     except (RuntimeError, TypeError) as reason:  # torch's, of shapes and types
         raise ModelError("model", f"tensors and numbers that fit {origin.model}", one_line(str(reason), 200)) from None
-    if sides != (1, *found.learning.output):
+    if sides != (1, *loaded.learning.output):
         raise ModelError("model", f"a number for each of {origin.classes} classes", sides[1:])
-    return found
+    return loaded
 
 
 def _scaled(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
@@ -220,10 +220,10 @@ def _scaled(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
 def _check_types(origin: Origin) -> None:
     for name, kind in get_type_hints(Origin).items():
         value, inner = getattr(origin, name), get_args(kind)
-        wanted = inner[0] if inner else kind
+        item_type = inner[0] if inner else kind
         items = value if inner else (value,)
         if not isinstance(items, tuple) or not all(
-            isinstance(i, (int, float) if wanted is float else wanted) for i in items
+            isinstance(i, (int, float) if item_type is float else item_type) for i in items
         ):
             raise ValueError(f"origin.{name} of another type")
     if ":" not in origin.task and origin.task not in TASKS:
@@ -268,10 +268,10 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
     networks = [fill(build(), part) for _, part in sorted(parts.items())]
     if not origin.rule and len(networks) == 1:
         return networks[0]
-    known = registry.get(origin.method).combination if origin.rule and origin.method in registry.table() else ""
-    if not known:
+    combination = registry.get(origin.method).combination if origin.rule and origin.method in registry.table() else ""
+    if not combination:
         raise ModelError("model", "networks that its method says how to combine", origin.rule or len(networks))
-    return Combined(networks, resolve(known), origin.numbers)
+    return Combined(networks, resolve(combination), origin.numbers)
 
 
 class Standardized(nn.Module):
@@ -320,14 +320,14 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
         ModelError: A tensor is missing or unknown, or a parameter's is not of floating point.
     """
     frozen = frozen_tensors(module)
-    wanted, tied = {*floating(module), *frozen}, tied_names(module)
-    if odd := sorted(name for name in {*tensors} - wanted if not _may_be_buffer(module, name)):
-        raise ModelError("model", f"the {len(wanted)} tensors of its module", odd[0])
-    if missing := sorted(wanted - {*tensors}):
-        raise ModelError("model", f"the {len(wanted)} tensors of its module", missing[0])
+    names, tied = {*floating(module), *frozen}, tied_names(module)
+    if odd := sorted(name for name in {*tensors} - names if not _may_be_buffer(module, name)):
+        raise ModelError("model", f"the {len(names)} tensors of its module", odd[0])
+    if missing := sorted(names - {*tensors}):
+        raise ModelError("model", f"the {len(names)} tensors of its module", missing[0])
     for name, array in tensors.items():
-        place, _, leaf = name.rpartition(".")
-        layer, tensor = module.get_submodule(place), torch.from_numpy(array.copy())
+        path, _, leaf = name.rpartition(".")
+        layer, tensor = module.get_submodule(path), torch.from_numpy(array.copy())
         if leaf in layer._parameters:
             if not tensor.is_floating_point():
                 raise ModelError(f"model: {name}", "floating point", array.dtype)
@@ -339,8 +339,8 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
         if name in frozen:
             set_frozen(module, name, tensor)
     for name, first in tied.items():
-        (place, _, leaf), shared = name.rpartition("."), module.get_parameter(first)
-        module.get_submodule(place)._parameters[leaf] = shared
+        (path, _, leaf), shared = name.rpartition("."), module.get_parameter(first)
+        module.get_submodule(path)._parameters[leaf] = shared
     return bring_back(module)
 
 

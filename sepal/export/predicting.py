@@ -26,7 +26,7 @@ class Predictions:
         notes: What the data has that was left out, for the user.
     """
 
-    found: Loaded
+    model: Loaded
     names: Sequence[str]
     outputs: npt.NDArray[np.float32]
     truth: npt.NDArray[Any] | None
@@ -35,14 +35,14 @@ class Predictions:
     @property
     def predicted(self) -> npt.NDArray[Any]:
         """Predictions (n, …), as the task makes them of the outputs."""
-        return self.found.learning.predict(torch.from_numpy(self.outputs)).numpy()
+        return self.model.learning.predict(torch.from_numpy(self.outputs)).numpy()
 
     def table(self) -> tuple[list[str], list[list[Any]]] | None:
         """Return heads and a row for each example; None where a prediction is more than a row of numbers.
 
         Of classes: ``example, label, name, probability``. Of other tasks: probabilities of labels, numbers, or tokens.
         """
-        origin, learning = self.found.origin, self.found.learning
+        origin, learning = self.model.origin, self.model.learning
         if origin.task == CLASSIFICATION:
             shifted = np.exp(self.outputs - self.outputs.max(1, keepdims=True))
             chances, labels = shifted / shifted.sum(1, keepdims=True), self.outputs.argmax(1)
@@ -69,20 +69,20 @@ class Predictions:
 
     def metrics(self) -> dict[str, float]:
         """Return the task's metrics over all examples, shares as fractions."""
-        learning = self.found.learning
+        learning = self.model.learning
         targets = torch.from_numpy(learning.targets.checked("data y", np.asarray(self.truth), len(self.outputs)))
         return dict(learning.scoring.values(learning.sums(torch.from_numpy(self.outputs), targets)))
 
 
-def predictions(found: Loaded, data: Any) -> Predictions:
+def predictions(model: Loaded, data: Any) -> Predictions:
     """Return a model's predictions.
 
     Args:
-        found: The model.
+        model: The model.
         data: As for :func:`sepal.export.preparing.read`.
 
     Raises:
         DataError: It cannot be read, or has a number that is not finite.
     """
-    names, x, truth, notes = read(found.origin, data)
-    return Predictions(found, names, found(prepared(found.origin, x)), truth, notes)
+    names, x, truth, notes = read(model.origin, data)
+    return Predictions(model, names, model(prepared(model.origin, x)), truth, notes)

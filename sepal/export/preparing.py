@@ -35,17 +35,19 @@ def read(origin: Origin, data: Any) -> Inputs:
         DataError: They cannot be read.
     """
     size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
-    known = origin.shape[0] in (1, 3) and (origin.channels or len(origin.mean) == 3)  # a built-in colour data set
-    channels: Any = origin.shape[0] if known else "auto"
+    colour = origin.shape[0] in (1, 3) and (origin.channels or len(origin.mean) == 3)  # a built-in colour data set
+    channels: Any = origin.shape[0] if colour else "auto"
     look = Look(size, channels)
     if isinstance(data, str | Path):
-        other = origin.task != CLASSIFICATION
-        return read_inputs(Path(data), origin.class_names, origin.shape, look, schema_of(origin), other, origin.fill)
-    found = read_pictures(data, origin.shape, look)
-    if found is None:
+        other_task = origin.task != CLASSIFICATION
+        return read_inputs(
+            Path(data), origin.class_names, origin.shape, look, schema_of(origin), other_task, origin.fill
+        )
+    inputs = read_pictures(data, origin.shape, look)
+    if inputs is None:
         x = _array(origin, data)
-        found = Inputs(numbered(x), x, None)
-    return found
+        inputs = Inputs(numbered(x), x, None)
+    return inputs
 
 
 def prepared(origin: Origin, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -82,14 +84,14 @@ def schema_of(origin: Origin) -> Schema:
 def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
     """Return examples as an array; of a data frame the model's columns, in the model's order."""
     if origin.columns and hasattr(data, "columns"):
-        wanted = schema_of(origin).column
-        if twice := [column.name for column in wanted if list(data.columns).count(column.name) > 1]:
+        columns = schema_of(origin).column
+        if twice := [column.name for column in columns if list(data.columns).count(column.name) > 1]:
             raise DataError("data", "a different name for every column", f"more than one column called {twice[0]}")
-        if missing := [column.name for column in wanted if column.name not in data.columns]:
-            names = ", ".join(column.name for column in wanted)
+        if missing := [column.name for column in columns if column.name not in data.columns]:
+            names = ", ".join(column.name for column in columns)
             raise DataError("data", f"the columns {names}", f"none called {', '.join(missing)}")
         if not schema_of(origin).is_plain:
-            return np.concatenate([_inputs(column, data[column.name]) for column in wanted], axis=1)
+            return np.concatenate([_inputs(column, data[column.name]) for column in columns], axis=1)
         for name in origin.columns:
             check_whole(f"data, column {name}", np.asarray(data[name]))
         data = data[list(origin.columns)]
@@ -112,6 +114,6 @@ def _inputs(column: Column, values: Any) -> npt.NDArray[np.float64]:
             raise DataError(f"data, column {column.name}", "numbers", str(error)) from None
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    there = values.notna()
-    cells = pa.array([str(value) if known else "" for value, known in zip(values, there, strict=True)], pa.string())
+    present = values.notna()
+    cells = pa.array([str(value) if filled else "" for value, filled in zip(values, present, strict=True)], pa.string())
     return encoded("data", column, cells, first=0)

@@ -21,7 +21,7 @@ from sepal.errors import ModelError
 from sepal.layout import Layout, Role
 
 Index: TypeAlias = npt.NDArray[np.int64]
-Kept: TypeAlias = Mapping[str, Index]  # by group: channels that are kept, strictly increasing
+KeptChannels: TypeAlias = Mapping[str, Index]  # by group: channels that are kept, strictly increasing
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Rounding: TypeAlias = Literal["down", "nearest", "up"]
 
@@ -71,11 +71,11 @@ def scales(coupling: Coupling) -> dict[str, str]:
     Raises:
         ModelError: No group has one.
     """
-    found = {group.name: group.scale for group in coupling if group.scale is not None}
-    if not found:
+    by_group = {group.name: group.scale for group in coupling if group.scale is not None}
+    if not by_group:
         names = ", ".join(group.name for group in coupling) or "any layer"
         raise ModelError("model", "a BatchNorm, by whose scale channels are ranked", f"none behind {names}")
-    return found
+    return by_group
 
 
 def window(size: int, width: float, shift: int = 0, *, unit: int = 1, rounding: Rounding = "up") -> Index:
@@ -124,7 +124,7 @@ class Cut:
         layout: The layout of the small model: the same names, order and roles, smaller shapes.
     """
 
-    def __init__(self, layout: Layout, coupling: Coupling, kept: Kept) -> None:
+    def __init__(self, layout: Layout, coupling: Coupling, kept: KeptChannels) -> None:
         """Check the kept channels and compute indices.
 
         Args:
@@ -150,10 +150,10 @@ class Cut:
         self._shapes = {"full": {p.name: p.shape for p in layout}, "small": {p.name: p.shape for p in self.layout}}
 
     def _keep(self, axis: Axis, size: int, index: Index) -> None:
-        own = self._axes.get(axis.tensor, [])
-        if axis.axis >= len(own) or len(own[axis.axis]) != size:
+        axes = self._axes.get(axis.tensor, [])
+        if axis.axis >= len(axes) or len(axes[axis.axis]) != size:
             raise ModelError("coupling", f"{axis.tensor} with {size} entries along axis {axis.axis}", "another layout")
-        own[axis.axis] = index
+        axes[axis.axis] = index
 
     def mesh(self, name: str) -> tuple[Index, ...]:
         """Return the kept entries of a tensor as an open mesh, for ``full[mesh]`` and ``full[mesh] = …``.

@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# Steps of a client and of a server that say what is learned, and neither what is sent nor how it is received.
+# Steps of a client and of a server that affect only what is learned, not what is sent or how it is received.
 LEARNING = frozenset({"hooks", "predictor"})
-LOCAL = LEARNING | {"init", "own", "shared", "download_schema"}
+LOCAL = LEARNING | {"init", "personal_weights", "shared", "download_schema"}
 STATE = frozenset({"init", "shared", "plan", "update", "weigh", "model", "reference", "joined", "evicted"})
 
 
@@ -31,7 +31,7 @@ class Capability:
 
     Attributes:
         attribute: Name of the class attribute.
-        without: Its value where nobody claims it, or a subclass has made the claim void.
+        without: Its value if no class claims it, or a subclass has made the claim void.
         free: Names that a subclass may override and keep the claim.
     """
 
@@ -47,7 +47,7 @@ class Capability:
     def overridden(self, algorithm: Any) -> tuple[str, ...]:
         """Return the names that make a class's claim void, sorted: those overridden below the class that makes it.
 
-        It is empty if nobody makes a claim, or if ``algorithm`` is a factory and no class.
+        It is empty if no class makes a claim, or if ``algorithm`` is a factory and not a class.
         """
         if not isinstance(algorithm, type) or getattr(algorithm, self.attribute, self.without) == self.without:
             return ()
@@ -61,7 +61,9 @@ class Capability:
 # Of clients.
 PRIVATE = Capability("private_phases", (), LEARNING)
 BATCHED = Capability("batched", False, LOCAL)
-COMBINATION = Capability("combination", "", LOCAL - {"predictor"} | {"adapt", "arrived", "fit", "train", "upload"})
+COMBINATION = Capability(
+    "combination", "", LOCAL - {"predictor"} | {"adapt", "received_weights", "fit", "train", "upload"}
+)
 # Of clients and of servers: a method has it if both do.
 DENSE_CLIENT = Capability("dense_exchange", False, LOCAL - {"download_schema"} | {"adapt", "fit"})
 DENSE_SERVER = Capability("dense_exchange", False, STATE | {"aggregate"})
@@ -73,5 +75,5 @@ CAPACITY = Capability("uses_capacity", False, STATE - {"shared"})
 DEPENDS_ON_ROUNDS = "depends_on_rounds"  # of servers
 NEEDS_OF_TASK, FIXED_KEYS = "needs_of_task", "fixed_keys"  # of clients
 
-_ATTRIBUTES = {each.attribute for each in (PRIVATE, BATCHED, COMBINATION, DENSE_CLIENT, ROBUST, CAPACITY)}
+_ATTRIBUTES = {capability.attribute for capability in (PRIVATE, BATCHED, COMBINATION, DENSE_CLIENT, ROBUST, CAPACITY)}
 _ATTRIBUTES |= {DEPENDS_ON_ROUNDS, NEEDS_OF_TASK, FIXED_KEYS}

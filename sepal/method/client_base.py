@@ -21,7 +21,7 @@ C = TypeVar("C")
 class ClientBase(Generic[C]):
     """A client algorithm that exchanges the tensors of :meth:`shared` dense.
 
-    A method implements ``init``, ``adapt`` and ``own``.
+    A method implements ``init``, ``adapt`` and ``personal_weights``.
 
     What it can do beyond, its class claims (:mod:`sepal.method.capabilities` says when a subclass has it, too):
     ``private_phases``, ``batched``, ``dense_exchange`` and ``combination``.
@@ -53,7 +53,7 @@ class ClientBase(Generic[C]):
         self.coding = ValueCoding(task.config.values)
 
     @property
-    def private(self) -> bool:
+    def clips_uploads(self) -> bool:
         """Whether uploads are clipped, and noised where ``privacy.noise`` is set."""
         return self.task.config.privacy.clip > 0
 
@@ -69,13 +69,13 @@ class ClientBase(Generic[C]):
         """Admit the shared tensors, dense; in round 1 an empty payload, because W_0 is known."""
         return Schema() if plan.round == 1 else dense_schema(self.shared())
 
-    def arrived(self, state: C, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: C, download: Payload, plan: Plan) -> Weights:
         """Return the downloaded model before any local step; empty if there is none."""
         if not download.tensors:
             return {p.name: self.task.weights[p.name] for p in self.shared()}
         return {name: tensor.dense() for name, tensor in download.tensors.items()}
 
-    def own(self, state: C) -> Weights:
+    def personal_weights(self, state: C) -> Weights:
         """Return the model that the client would use now; empty before it has one."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class ClientBase(Generic[C]):
 
     def upload(self, state: C, plan: Plan) -> Payload:
         """Return the upload after :meth:`adapt`; by default the shared tensors of the client's model."""
-        return Payload(dense(self.own(state), self.shared(), self.coding))
+        return Payload(dense(self.personal_weights(state), self.shared(), self.coding))
 
     def train(self, state: C, download: Payload, plan: Plan) -> tuple[C, Payload]:
         """Train from the download; return the new state and the upload."""
@@ -134,5 +134,5 @@ class ClientBase(Generic[C]):
 
     def predictor(self, state: C, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return a predictor of the downloaded model, or without a download of the client's own model."""
-        weights = self.own(state) if download is None else self.arrived(state, download, plan)
+        weights = self.personal_weights(state) if download is None else self.received_weights(state, download, plan)
         return self.trainer.predictor(weights) if weights else None

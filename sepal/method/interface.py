@@ -53,7 +53,7 @@ class Task:
         hyper: The method's own hyperparameters (its ``contract.py`` declares the type).
         make: Builds the model's module; its weights are not W_0.
         input_shape: Shape of one example.
-        given: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
+        user_set: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
         frozen: Tensors that the user's model freezes, by name. They are in neither layout nor weights.
         learning: Targets, loss and metrics: what the run key ``task`` names.
     """
@@ -64,7 +64,7 @@ class Task:
     hyper: Any
     make: Callable[[], nn.Module] = _no_module
     input_shape: tuple[int, ...] = ()
-    given: frozenset[str] = frozenset()
+    user_set: frozenset[str] = frozenset()
     frozen: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     learning: LearningTask = BY_CLASS
 
@@ -105,8 +105,9 @@ ClientFactory: TypeAlias = Callable[[Task, Any], "ClientAlgorithm[Any]"]
 class Method:
     """The record of a method.
 
-    What it can do beyond plain rounds (``private``, ``robust``, ``dense``, ``batched``, …) is what the classes of its
-    algorithms claim (:mod:`sepal.method.capabilities`); so are its limits (``scheduled``, ``needs``, ``fixed``).
+    What it can do beyond plain rounds (``private_phases``, ``robust``, ``dense``, ``batched``, …) is what the classes
+    of its algorithms claim (:mod:`sepal.method.capabilities`); so are its limits (``scheduled``, ``needs_of_task``,
+    ``fixed_keys``).
 
     Attributes:
         name: Value of the run-config key ``method``.
@@ -116,10 +117,10 @@ class Method:
         server: The server algorithm's class, or ``"module:object"``, so that a client does not import it.
         client: The client algorithm's class, or ``"module:object"``.
         defaults: Defaults of shared keys that differ for this method.
-        received: Why the method has no received model; empty if it has one.
+        no_received_model: Why the method has no received model; empty if it has one.
         deployed: View of the model that a user of a deployed client predicts with: ``kept`` (the client's own after
             its last training), ``received`` (the server's newest) or ``trained`` (fine-tuned from that).
-        draws: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
+        starts_from: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
         compression: Returns how its dense exchange is compressed, from its own keys. ``compress.*`` is then refused.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.method.learned`).
     """
@@ -131,14 +132,14 @@ class Method:
     server: ServerFactory | str
     client: ClientFactory | str
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
-    received: str = ""
+    no_received_model: str = ""
     deployed: Literal["kept", "received", "trained"] = "kept"
-    draws: str = ""
+    starts_from: str = ""
     compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
 
     @property
-    def private(self) -> tuple[str, ...]:
+    def private_phases(self) -> tuple[str, ...]:
         """Phases whose uploads ``privacy.*`` clips and noises; if there is none, the keys are refused."""
         return tuple(capabilities.PRIVATE.of(resolve(self.client)))
 
@@ -177,12 +178,12 @@ class Method:
         return bool(getattr(resolve(self.server), capabilities.DEPENDS_ON_ROUNDS, False))
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs_of_task(self) -> tuple[str, ...]:
         """What it needs of a task besides its loss (:attr:`sepal.tasks.LearningTask.offers`); others are refused."""
         return tuple(getattr(resolve(self.client), capabilities.NEEDS_OF_TASK, ()))
 
     @property
-    def fixed(self) -> Mapping[str, str]:
+    def fixed_keys(self) -> Mapping[str, str]:
         """Shared keys that it cannot take another value of than their default, each with the reason."""
         return dict(getattr(resolve(self.client), capabilities.FIXED_KEYS, {}))
 
@@ -208,11 +209,11 @@ class Method:
 
 
 def _returned(function: Callable[..., Any]) -> type:
-    found: type | None = typing.get_type_hints(function).get("return")
-    if found is None:
+    annotation: type | None = typing.get_type_hints(function).get("return")
+    if annotation is None:
         expected = "a return annotation, the type of the state: def init(self) -> MyState"
         raise ConfigError("method", expected, f"{function.__module__}:{function.__qualname__} without one")
-    return found
+    return annotation
 
 
 def resolve(reference: Any) -> Any:

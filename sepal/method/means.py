@@ -71,24 +71,24 @@ def weighted_mean(
     Returns:
         float32 by name, for ``names`` only.
     """
-    wanted = list(previous) if names is None else list(names)
-    if not wanted:
+    selected = list(previous) if names is None else list(names)
+    if not selected:
         return {}  # uploads need not be decoded
     if robust != "none":
-        found = robust_mean(uploads, {name: previous[name].shape for name in wanted}, robust)
-        return {name: array.astype(np.float32) for name, array in found.items()} or {n: previous[n] for n in wanted}
-    sums: Sums = {name: np.zeros(previous[name].shape) for name in wanted}
+        means = robust_mean(uploads, {name: previous[name].shape for name in selected}, robust)
+        return {name: array.astype(np.float32) for name, array in means.items()} or {n: previous[n] for n in selected}
+    sums: Sums = {name: np.zeros(previous[name].shape) for name in selected}
     total = 0.0
     for upload in uploads:
         weight = weigh(upload)
         total += weight
-        for name in wanted:
+        for name in selected:
             tensor = upload.payload.tensors[name]
             entries = values(tensor).reshape(tensor.shape) if tensor.index is None else tensor.dense()
             sums[name] += np.multiply(entries, weight, dtype=np.float64)
     if not total:
-        return {name: previous[name] for name in wanted}
-    return {name: (sums[name] / total).astype(np.float32) for name in wanted}
+        return {name: previous[name] for name in selected}
+    return {name: (sums[name] / total).astype(np.float32) for name in selected}
 
 
 def sparse_mean(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples, robust: str = "none") -> Sums:
@@ -153,10 +153,10 @@ def mean_of_parts(uploads: Uploads, previous: Weights, parts: Parts, weigh: Weig
     holders = {name: np.zeros(array.shape, np.int64) for name, array in previous.items()}
     for upload in uploads if previous else ():
         weight = weigh(upload)
-        for name, (place, value) in parts(upload).items():
-            sums[name][place] += value.astype(np.float64) * weight
-            weights[name][place] += weight
-            holders[name][place] += 1
+        for name, (index, value) in parts(upload).items():
+            sums[name][index] += value.astype(np.float64) * weight
+            weights[name][index] += weight
+            holders[name][index] += 1
     mean = {name: np.divide(array, weights[name], out=array, where=holders[name] > 0) for name, array in sums.items()}
     return MeanOfHolders(mean, holders)
 
@@ -199,21 +199,21 @@ def robust_mean(uploads: Uploads, shapes: Shapes, how: str) -> Sums:
     if not count:
         return {}
     cut = max(count // 5, 1) if count > 2 else 0
-    found: Sums = {}
+    means: Sums = {}
     for name in shapes:
         stack = np.sort(np.stack(rows.pop(name)), axis=0)
         kept = stack[cut : count - cut] if how == "trimmed" else stack[(count - 1) // 2 : count // 2 + 1]
-        found[name] = kept.mean(axis=0, dtype=np.float64)
-    return found
+        means[name] = kept.mean(axis=0, dtype=np.float64)
+    return means
 
 
-def add(target: npt.NDArray[np.float64] | npt.NDArray[np.int64], tensor: SparseTensor, what: Any) -> None:
-    """Add ``what`` to ``target`` at the entries of ``tensor``; a scalar, or one value for each entry."""
+def add(target: npt.NDArray[np.float64] | npt.NDArray[np.int64], tensor: SparseTensor, addend: Any) -> None:
+    """Add ``addend`` to ``target`` at the entries of ``tensor``; a scalar, or one value for each entry."""
     flat = target.reshape(-1)
     if tensor.index is None:
-        flat += what
+        flat += addend
     else:  # np.add.at is twice as fast here as indexed +=, which copies twice
-        np.add.at(flat, tensor.index, what)
+        np.add.at(flat, tensor.index, addend)
 
 
 def values(tensor: SparseTensor) -> npt.NDArray[np.float32]:

@@ -1,6 +1,6 @@
 """Payloads and schemas of a model's tensors: dense, or as values at a mask.
 
-A mask is sent along with its values unless the receiver already knows it. With ``known``, the sender leaves the
+A mask is sent along with its values unless the receiver already knows it. With ``derived``, the sender leaves the
 positions out and the receiver's schema supplies them.
 """
 
@@ -36,14 +36,14 @@ def positions(mask: Mask) -> Index:
     return np.flatnonzero(mask).astype(np.int64)
 
 
-def at_masks(weights: Dense, masks: Masks, coding: ValueCoding, known: bool = False) -> dict[str, SparseTensor]:
+def at_masks(weights: Dense, masks: Masks, coding: ValueCoding, derived: bool = False) -> dict[str, SparseTensor]:
     """Return ``weights`` at ``masks``; a tensor whose mask is all True is dense.
 
     Args:
         weights: float32 by name.
         masks: By name, in the order of the payload.
         coding: How values are encoded.
-        known: Whether the receiver knows the masks; positions are not sent then.
+        derived: Whether the receiver derives the masks itself; positions are not sent then.
     """
     sent = {}
     for name, mask in masks.items():
@@ -52,14 +52,16 @@ def at_masks(weights: Dense, masks: Masks, coding: ValueCoding, known: bool = Fa
         else:
             index = positions(mask)
             values = np.asarray(weights[name], np.float32).reshape(-1)[index]
-            sent[name] = SparseTensor(mask.shape, index, values, Support.DERIVED if known else Support.EXPLICIT, coding)
+            sent[name] = SparseTensor(
+                mask.shape, index, values, Support.DERIVED if derived else Support.EXPLICIT, coding
+            )
     return sent
 
 
 def at_masks_specs(
     layout: Layout,
     sizes: Mapping[str, int],
-    known: Masks | None = None,
+    receiver_masks: Masks | None = None,
     *,
     fresh: bool = True,
     exact: bool = True,
@@ -70,7 +72,7 @@ def at_masks_specs(
     Args:
         layout: The tensors, in order.
         sizes: Number of entries in each mask; a tensor whose mask has all entries is dense.
-        known: Masks that the receiver knows; None if it knows none.
+        receiver_masks: Masks that the receiver knows; None if it knows none.
         fresh: Whether new masks may be sent.
         exact: Whether a new mask has exactly ``sizes`` entries, rather than at most.
         optional: Whether a tensor may be missing.
@@ -81,7 +83,7 @@ def at_masks_specs(
         if size == p.size:
             specs[p.name] = TensorSpec(p.shape, min_count=size, optional=optional)
             continue
-        index = None if known is None else positions(known[p.name])
-        support = Support.EXPLICIT if fresh or known is None else Support.DERIVED
+        index = None if receiver_masks is None else positions(receiver_masks[p.name])
+        support = Support.EXPLICIT if fresh or receiver_masks is None else Support.DERIVED
         specs[p.name] = TensorSpec(p.shape, support, True, size if exact else 0, size, index, optional)
     return specs

@@ -1,7 +1,7 @@
-"""The file ``about.json`` of a run: what a report says of it beside its figures, so that it asks nobody else.
+"""The file ``about.json`` of a run: all that a report needs besides the figures.
 
-Whoever looks at a run reads its files alone. So the run itself writes what would else have to be asked of the method's
-or the task's code, or counted in the data: the method's title and deployed view, the headline metric, and, where the
+A report reads a run's files alone. So the run itself writes what would otherwise need the method's or the task's code,
+or the data: the method's title and deployed view, the headline metric, and, where the
 process that runs the server holds all clients' data, that data's shape, names of classes and label counts by client.
 """
 
@@ -108,19 +108,19 @@ def schema_digest(info: DatasetInfo) -> str:
 
 
 def check_schema(path: Path, info: DatasetInfo) -> None:
-    """Check that a table is read as it was when the run at ``path`` was started, where the run has stored that.
+    """Check that a table is read in the way that the run at ``path`` has stored; a run without that passes.
 
     Raises:
         ConfigError: It has other columns, kinds, categories or classes.
     """
     data = stored_about(path).get("data")
-    stored, here = data.get("schema") if isinstance(data, dict) else None, schema_digest(info)
-    if isinstance(stored, str) and stored != here:
+    stored, current = data.get("schema") if isinstance(data, dict) else None, schema_digest(info)
+    if isinstance(stored, str) and stored != current:
         expected = (
             f"columns, kinds, categories and classes with which the run {path.name} was started (digest {stored})"
         )
         way = f"bring schema.toml and the table back, or give another --name (in Python name=), or delete {path}"
-        raise ConfigError(FILE, expected, f"others (digest {here or 'none'}); {way}")
+        raise ConfigError(FILE, expected, f"others (digest {current or 'none'}); {way}")
 
 
 def _counted(assembly: Assembly) -> dict[str, list[int]] | None:
@@ -195,13 +195,13 @@ def info_of(run: StoredRun) -> DatasetInfo:
     name = str(run.config["dataset"])
     if name in CATALOGUE:
         return CATALOGUE[name]
-    found = run.about.get("data")
+    data = run.about.get("data")
     try:
         if name == OWN:
             prefix = "own."
             keys = {key.removeprefix(prefix): value for key, value in run.config.items() if key.startswith(prefix)}
             return own_info(OwnSettings.model_validate(keys), str(run.config.get("task", CLASSIFICATION)))
-        return _info(name, dict(found))  # type: ignore[arg-type]  # a TypeError says that it is not there
+        return _info(name, dict(data))  # type: ignore[arg-type]  # a TypeError says that it is not there
     except (KeyError, TypeError, ValueError, ValidationError):
         raise ConfigError("run", f"one that has stored what its data looks like ({ABOUT})", run.path.name) from None
 

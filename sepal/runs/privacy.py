@@ -61,23 +61,23 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
 
     Args:
         config: The run's configuration.
-        noised: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private`).
+        noised: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private_phases`).
         uploads: Client name → phase → number of uploads that the server has seen.
     """
     keys, plain = config.privacy, defaultdict[str, int](int)
     if not keys.clip:
         return None
     clients = {}
-    for name, found in sorted(uploads.items()):
-        clients[name] = _of_client(keys, sum(found.get(phase, 0) for phase in noised))
-        for phase in found.keys() - set(noised):
-            plain[phase] += found[phase]
+    for name, phases in sorted(uploads.items()):
+        clients[name] = _of_client(keys, sum(phases.get(phase, 0) for phase in noised))
+        for phase in phases.keys() - set(noised):
+            plain[phase] += phases[phase]
     reason = "" if keys.noise else "updates were clipped, without noise"
     if keys.noise and plain:
         which = ", ".join(f"{number} in phase {phase}" for phase, number in sorted(plain.items()))
         reason = f"some uploads have no noise: {which}"
     largest = (
-        {kind: max((each[kind] for each in clients.values()), default=0.0) for kind in KINDS} if keys.noise else {}
+        {kind: max((client[kind] for client in clients.values()), default=0.0) for kind in KINDS} if keys.noise else {}
     )
     return {
         "clip": keys.clip,
@@ -85,7 +85,7 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
         "delta": keys.delta,
         **{kind: None if reason else largest[kind] for kind in KINDS},
         "reason": reason,
-        "uploads": max((each["uploads"] for each in clients.values()), default=0),
+        "uploads": max((client["uploads"] for client in clients.values()), default=0),
         "not_noised": dict(plain),
         "clients": clients,
         "accountant": f"dp-accounting {metadata.version('dp-accounting')}, RDP" if keys.noise else "",
@@ -99,5 +99,5 @@ def _of_client(keys: PrivacySettings, uploads: int) -> dict[str, float]:
     """
     if not keys.noise:
         return {"uploads": uploads}
-    found = (epsilon(noise, uploads, keys.delta) for noise in (keys.noise / 2, keys.noise))
-    return {"uploads": uploads, **dict(zip(KINDS, found, strict=True))}
+    epsilons = (epsilon(noise, uploads, keys.delta) for noise in (keys.noise / 2, keys.noise))
+    return {"uploads": uploads, **dict(zip(KINDS, epsilons, strict=True))}

@@ -93,7 +93,7 @@ class RunDirectory:
 
     def _check_config(self) -> None:
         task = self._assembly.task
-        wanted = {
+        current = {
             **task.config.flat(),
             "name": self.path.name,
             **flatten(task.hyper, f"{method_name(task.config.method)}."),
@@ -109,17 +109,17 @@ class RunDirectory:
             begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
             if self.completed and self._extends(begun_with["rounds"]):
                 self._free |= {"rounds"}
-            for key in {**wanted, **stored}:
-                if key not in self._free and begun_with.get(key) != wanted.get(key):
+            for key in {**current, **stored}:
+                if key not in self._free and begun_with.get(key) != current.get(key):
                     expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
                     way = f"give another --name (in Python name=), or delete {self.path}"
-                    raise ConfigError(key, expected, f"{wanted.get(key)!r}; {way}")
+                    raise ConfigError(key, expected, f"{current.get(key)!r}; {way}")
             check_schema(self.path, self._assembly.info)
             if "rounds" in self._free:
                 self.store().reopen(begun_with["rounds"])
                 (self.path / "summary.json").unlink()
-        if stored != wanted:
-            write_atomically(self.path / "config.toml", tomli_w.dumps(wanted).encode())
+        if stored != current:
+            write_atomically(self.path / "config.toml", tomli_w.dumps(current).encode())
 
     def _extends(self, rounds: object) -> bool:
         """Return whether the run has more rounds than the ``rounds`` with which it was started, and may have them.
@@ -127,17 +127,17 @@ class RunDirectory:
         Raises:
             ConfigError: It has more, but it was stopped, or what the method does in a round depends on their number.
         """
-        wanted, summary, method = self._total, stored_summary(self.path) or {}, self._assembly.method
-        if not isinstance(rounds, int) or wanted <= rounds:
+        total, summary, method = self._total, stored_summary(self.path) or {}, self._assembly.method
+        if not isinstance(rounds, int) or total <= rounds:
             return False
         if summary.get("stopped"):
-            raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", wanted)
+            raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", total)
         if self._assembly.task.config.privacy.noise and rounds not in self.store().rounds():
-            raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", wanted)
+            raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", total)
         by = method.name if method.scheduled else self._assembly.task.config.schedule
         if by != "constant":
             expected = f"{rounds}, as the run was started: the schedule of {by} depends on it"
-            raise ConfigError("rounds", expected, wanted)
+            raise ConfigError("rounds", expected, total)
         return True
 
     @property

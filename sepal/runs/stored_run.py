@@ -62,8 +62,8 @@ def stored_about(path: Path) -> dict[str, Any]:
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     """Return a JSON object in a run's file, with printable texts; an empty one if it is missing or damaged."""
     try:
-        found = json.loads(read_text(path / name, within=path))
-        return cleaned(found) if isinstance(found, dict) else {}
+        content = json.loads(read_text(path / name, within=path))
+        return cleaned(content) if isinstance(content, dict) else {}
     except (OSError, ValueError, RecursionError, StateError):
         return {}
 
@@ -123,22 +123,22 @@ class StoredRun:
 
     @property
     def method(self) -> str:
-        """The method's name, or the place of one's own."""
+        """The method's name, or ``package.module:NAME`` of the user's own."""
         return str(self.config["method"])
 
     @property
     def deployed(self) -> str:
-        """The view of the model that a user of a deployed client predicts with; empty where nobody knows.
+        """The view of the model that a user of a deployed client predicts with; empty if unknown.
 
-        Of a built-in or installed method, its record says it; of one's own, what the run has stored. A run from before
-        that was stored has none, unless its method may be imported.
+        It is read from the record of a built-in or installed method, and from the run for the user's own. An older run
+        has not stored it: it has none, unless its method may be imported.
         """
-        if known := registry.deployed(self.method):
-            return known
+        if view := registry.deployed(self.method):
+            return view
         if ":" in self.method and permits(self.allowed.code, self.method):
             return registry.get(self.method).deployed
-        found = self._method.get("deployed")
-        return str(found) if found in MODELS else ""
+        stored = self._method.get("deployed")
+        return str(stored) if stored in MODELS else ""
 
     @property
     def title(self) -> str:
@@ -147,8 +147,8 @@ class StoredRun:
 
     @property
     def _method(self) -> Mapping[str, Any]:
-        found = self.about.get("method")
-        return found if isinstance(found, dict) else {}
+        method = self.about.get("method")
+        return method if isinstance(method, dict) else {}
 
     @property
     def bytes(self) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ def summarise(
         **({"classes": dict(report.classes)} if report.classes else {}),
         "novel": report.novel,
         "by_capacity": {group: dict(views) for group, views in report.by_capacity.items()},
-        "further": {view: dict(found) for view, found in report.accuracy.items() if view not in CLOSING_VIEWS},
+        "further": {view: dict(figures) for view, figures in report.accuracy.items() if view not in CLOSING_VIEWS},
         "reasons": {view: reason(assembly, report, view) for view in CLOSING_VIEWS if view not in report.accuracy},
         "accuracy_round": report.accuracy_round,
         "model_round": report.accuracy_round - 1,
@@ -74,7 +74,7 @@ def summarise(
         "undone": report.undone,
         "bytes": report.totals.summary(),
         "seconds": seconds(report.seconds),
-        "privacy": privacy(config, assembly.method.private if config.privacy.clip else (), report.uploads),
+        "privacy": privacy(config, assembly.method.private_phases if config.privacy.clip else (), report.uploads),
         "weights_sha256": weights_digest(algorithm, progress.server) or clients_sha256,
         "clients_sha256": clients_sha256,
         "config": "config.toml",
@@ -107,8 +107,8 @@ def reason(assembly: Assembly, report: Report, view: str) -> str:
     """Return why a view is null."""
     if not report.accuracy:
         return "no client sent an accuracy: none has test data, or none sends them (sepal join --no-accuracies)"
-    if view == "received" and assembly.method.received:
-        return assembly.method.received
+    if view == "received" and assembly.method.no_received_model:
+        return assembly.method.no_received_model
     if view == "kept":
         return "no client had a model of its own before the last download"
     if view == "pooled":

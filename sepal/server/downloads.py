@@ -10,7 +10,7 @@ from sepal.protocol.payloads import seal
 from sepal.protocol.types import Payload
 from sepal.protocol.views import CLOSING_VIEWS, further_views
 from sepal.server.run_state import RoundStart
-from sepal.storage.bounded import MEBIBYTE, Kept
+from sepal.storage.bounded import MEBIBYTE, BoundedCache
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Downloads:
 
     def __init__(self, start: RoundStart, limit: int) -> None:
         self._start = start
-        self._kept: Kept[Download] = Kept(limit)
+        self._kept: BoundedCache[Download] = BoundedCache(limit)
         self._last = Content()
 
     def get(self, name: str) -> Download:

@@ -18,7 +18,7 @@ from sepal.protocol.types import ClientInfo, Kind, Payload, Upload, Weights
 from sepal.server.downloads import Downloads, payload_bytes, room
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
-from sepal.storage.bounded import Kept
+from sepal.storage.bounded import BoundedCache
 from sepal.wire.tensors import SparseTensor
 
 
@@ -43,7 +43,7 @@ class RoundUploads:
         limit: int,
     ) -> None:
         self._start, self._downloads, self._read = start, downloads, read
-        self._decoded: Kept[Payload] = Kept(limit)
+        self._decoded: BoundedCache[Payload] = BoundedCache(limit)
         self._names: set[str] = set()
 
     def check(self, name: str, content: Content) -> None:

@@ -1,4 +1,4 @@
-"""Values in bounded memory: beyond the limit they are discarded (Kept) or written to disk (Spill)."""
+"""Values in bounded memory: beyond the limit they are discarded (BoundedCache) or written to disk (Spill)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 MEBIBYTE = 1 << 20
 
 
-class Kept(Generic[T]):
+class BoundedCache(Generic[T]):
     """Values by key, up to a limit. A value that does not fit is not kept, and the caller computes it again.
 
     Kept values are never evicted. Values are read repeatedly in the same order, and then evicting the least recently
@@ -36,8 +36,8 @@ class Kept(Generic[T]):
 
     def get(self, key: str) -> T | None:
         """Return the value; None if it was not kept."""
-        found = self._values.get(key)
-        return found[0] if found else None
+        entry = self._values.get(key)
+        return entry[0] if entry else None
 
     def drop(self, key: str) -> None:
         """Discard the value."""

@@ -136,8 +136,8 @@ def make_directory(path: Path) -> None:
         missing = [path, *path.parents]
         missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
         private_directory(path)
-        for made in missing:  # otherwise a power failure may lose the directory with its synced files
-            with _directory(made.parent) as handle:
+        for directory in missing:  # otherwise a power failure may lose the directory with its synced files
+            with _directory(directory.parent) as handle:
                 os.fsync(handle)
     except OSError as reason:
         raise StateError(str(path), "a directory that can be made", reason.strerror or reason) from None
@@ -163,15 +163,15 @@ def check_owner(path: Path) -> None:
     Raises:
         StateError: Somebody else owns it or may write to it.
     """
-    ours = {os.geteuid(), 0}
-    for found in (path.lstat(), path.stat()):
-        if found.st_uid not in ours:
+    trusted = {os.geteuid(), 0}
+    for status in (path.lstat(), path.stat()):
+        if status.st_uid not in trusted:
             expected = f"a directory of this user (uid {os.geteuid()}), because others could plant links there"
-            raise StateError(str(path), expected, f"one of uid {found.st_uid}")
-    if mode := found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise StateError(str(path), expected, f"one of uid {status.st_uid}")
+    if mode := status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "others" if mode & stat.S_IWOTH else "its group"
         expected = f"a directory that only its owner may write to (chmod go-w {path})"
-        raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(found.st_mode):o}")
+        raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(status.st_mode):o}")
 
 
 def set_aside(path: Path) -> None:

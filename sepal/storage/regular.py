@@ -47,10 +47,10 @@ def read_bytes(path: Path, most: int = TEXT, within: Path | None = None) -> byte
         StateError: It is no regular file, has more bytes, leads out of ``within``, or cannot be read.
     """
     try:
-        found = path.resolve(strict=True)
-        if within is not None and not found.is_relative_to(within.resolve()):
+        target = path.resolve(strict=True)
+        if within is not None and not target.is_relative_to(within.resolve()):
             raise StateError(str(path), f"a file in {within}", "a link that leads out of it")
-        handle = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode):
@@ -92,7 +92,7 @@ def check_parts(path: Path, text: str | bytes) -> None:
 
 
 def is_regular(path: Path, within: Path | None = None) -> bool:
-    """Return whether ``path`` is a regular file, also behind a link, and in ``within``; False where nobody can know."""
+    """Return whether ``path`` is a regular file, also behind a link, and in ``within``; False if it cannot be read."""
     try:
         return stat.S_ISREG(path.stat().st_mode) and (within is None or is_inside(path, within))
     except (OSError, ValueError):

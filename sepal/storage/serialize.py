@@ -56,9 +56,9 @@ def _flatten(value: object, hint: Any, path: str, arrays: Arrays) -> Any:
         arrays[path] = np.asarray(value, value.dtype.newbyteorder("="), order="C")
         return {_ARRAY: path}
     if is_dataclass(value) and not isinstance(value, type):
-        there = [f.name for f in fields(value) if not ("sparing" in f.metadata and not getattr(value, f.name))]
+        names = [f.name for f in fields(value) if not ("sparing" in f.metadata and not getattr(value, f.name))]
         hints = _field_types(type(value))
-        return {name: _flatten(getattr(value, name), hints[name], f"{path}/{name}", arrays) for name in there}
+        return {name: _flatten(getattr(value, name), hints[name], f"{path}/{name}", arrays) for name in names}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value) or set(value) == {_ARRAY}:
             raise TypeError(f"{path or 'state'}: a mapping's keys must be text, and not {_ARRAY} alone")
@@ -94,10 +94,12 @@ def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path:
     origin = _origin(hint)
     if origin in _UNIONS:
         return _restore_union(hint, node, arrays, path)
-    is_array, wanted = isinstance(node, dict) and set(node) == {_ARRAY}, origin is np.ndarray
-    if is_array or wanted:
-        if not is_array or not (wanted or hint is Any):
-            raise StateError(path, "an array" if wanted else f"{hint}", "an array" if is_array else type(node).__name__)
+    is_array, array_expected = isinstance(node, dict) and set(node) == {_ARRAY}, origin is np.ndarray
+    if is_array or array_expected:
+        if not is_array or not (array_expected or hint is Any):
+            raise StateError(
+                path, "an array" if array_expected else f"{hint}", "an array" if is_array else type(node).__name__
+            )
         if node[_ARRAY] not in arrays:
             raise StateError(path, "its array in the file", "none")
         return arrays[node[_ARRAY]]

@@ -22,18 +22,18 @@ def classification(shape: tuple[int, ...], classes: int, unit: str = "") -> Lear
     def read(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return outputs.argmax(1), targets
 
-    found = [
+    task_metrics = [
         metrics.accuracy(read),
         metrics.by_class("balanced-accuracy", classes, metrics.mean_recall, read),
         metrics.by_class("macro-f1", classes, metrics.mean_f1, read),
     ]
     if classes == 2:
-        found.append(metrics.auroc(lambda outputs: outputs[:, 1] - outputs[:, 0]))
-    each = partial(_cross_entropy, reduction="none")
-    scoring = Scoring(tuple(found), counted=True)
+        task_metrics.append(metrics.auroc(lambda outputs: outputs[:, 1] - outputs[:, 0]))
+    loss_each = partial(_cross_entropy, reduction="none")
+    scoring = Scoring(tuple(task_metrics), counted=True)
     targets = Targets((), above=classes)
     return LearningTask(
-        CLASSIFICATION, targets, (classes,), _cross_entropy, scoring, _argmax, each, "accuracy", averages=True
+        CLASSIFICATION, targets, (classes,), _cross_entropy, scoring, _argmax, loss_each, "accuracy", averages=True
     )
 
 
@@ -45,21 +45,21 @@ def multilabel(shape: tuple[int, ...], labels: int, unit: str = "") -> LearningT
 
         return functional.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
-    def each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         from torch.nn import functional
 
         y = targets.to(outputs.dtype)
         return functional.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1)
 
-    found = (
+    task_metrics = (
         metrics.by_label("macro-f1", labels, metrics.mean_f1),
         metrics.auroc(lambda outputs: outputs),
         metrics.accuracy(lambda outputs, targets: ((outputs > 0).long(), targets)),
     )
     targets = Targets((labels,), above=2)
-    scoring = Scoring(found, "macro-f1")
+    scoring = Scoring(task_metrics, "macro-f1")
     predict = lambda outputs: (outputs > 0).long()  # noqa: E731
-    return LearningTask("multilabel", targets, (labels,), loss, scoring, predict, each, "macro-f1", averages=True)
+    return LearningTask("multilabel", targets, (labels,), loss, scoring, predict, loss_each, "macro-f1", averages=True)
 
 
 def regression(shape: tuple[int, ...], numbers: int, unit: str = "") -> LearningTask:
@@ -68,13 +68,13 @@ def regression(shape: tuple[int, ...], numbers: int, unit: str = "") -> Learning
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).square().mean()
 
-    def each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).square().mean(1)
 
     scoring = Scoring((metrics.rmse(unit), metrics.mae(unit), metrics.r2(numbers)), "rmse")
     targets = Targets((numbers,), floating=True)
     predict = lambda outputs: outputs  # noqa: E731
-    return LearningTask("regression", targets, (numbers,), loss, scoring, predict, each, "r2", averages=True)
+    return LearningTask("regression", targets, (numbers,), loss, scoring, predict, loss_each, "r2", averages=True)
 
 
 def segmentation(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask:
@@ -83,17 +83,19 @@ def segmentation(shape: tuple[int, ...], classes: int, unit: str = "") -> Learni
         raise ConfigError("task", "images (channels, height, width) for segmentation", f"shape {shape}")
 
     def read(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        known = targets != metrics.IGNORED
-        return outputs.argmax(1)[known], targets[known]
+        labelled = targets != metrics.IGNORED
+        return outputs.argmax(1)[labelled], targets[labelled]
 
-    found = (
+    task_metrics = (
         metrics.by_class("dice", classes, metrics.dice, read, math.prod(shape[1:])),
         metrics.by_class("iou", classes, metrics.iou, read, math.prod(shape[1:])),
         metrics.accuracy(read),
     )
     targets = Targets(shape[1:], least=metrics.IGNORED, above=classes)
-    each, scoring = _each_known, Scoring(found, "dice")
-    return LearningTask("segmentation", targets, (classes, *shape[1:]), _known, scoring, _argmax, each, "dice")
+    loss_each, scoring = _loss_each_known, Scoring(task_metrics, "dice")
+    return LearningTask(
+        "segmentation", targets, (classes, *shape[1:]), _loss_of_known, scoring, _argmax, loss_each, "dice"
+    )
 
 
 def tokens(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask:
@@ -102,20 +104,20 @@ def tokens(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask
         raise ConfigError("task", "tokens (length,) for the task tokens", f"shape {shape}")
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return _known(outputs.transpose(1, 2), targets)
+        return _loss_of_known(outputs.transpose(1, 2), targets)
 
-    def each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return _each_known(outputs.transpose(1, 2), targets)
+    def loss_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return _loss_each_known(outputs.transpose(1, 2), targets)
 
     def read(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        known = targets != metrics.IGNORED
-        return outputs.argmax(2)[known], targets[known]
+        labelled = targets != metrics.IGNORED
+        return outputs.argmax(2)[labelled], targets[labelled]
 
-    found = (metrics.perplexity(lambda outputs, targets: (outputs, targets)), metrics.accuracy(read))
+    task_metrics = (metrics.perplexity(lambda outputs, targets: (outputs, targets)), metrics.accuracy(read))
     targets = Targets(shape, least=metrics.IGNORED, above=classes)
-    scoring = Scoring(found, "perplexity")
+    scoring = Scoring(task_metrics, "perplexity")
     output = (*shape, classes)
-    return LearningTask("tokens", targets, output, loss, scoring, lambda x: x.argmax(2), each, "accuracy")
+    return LearningTask("tokens", targets, output, loss, scoring, lambda x: x.argmax(2), loss_each, "accuracy")
 
 
 TASKS: dict[str, Callable[..., LearningTask]] = {
@@ -138,7 +140,7 @@ def _argmax(outputs: torch.Tensor) -> torch.Tensor:
     return outputs.argmax(1)
 
 
-def _known(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _loss_of_known(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of outputs (n, classes, …) over the targets that are known; 0 without one."""
     from torch.nn import functional
 
@@ -146,14 +148,14 @@ def _known(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return total / (targets != metrics.IGNORED).sum().clamp(min=1)
 
 
-def _each_known(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _loss_each_known(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     from torch.nn import functional
 
     total = functional.cross_entropy(outputs, targets, ignore_index=metrics.IGNORED, reduction="none").flatten(1).sum(1)
     return total / (targets != metrics.IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
-# For a number of classes that nobody has said: what methods are given where no run config is.
+# Classification without a known number of classes: the default of a task that is built without a run config.
 BY_CLASS = LearningTask(
     CLASSIFICATION,
     Targets(),

@@ -39,34 +39,34 @@ class Targets:
     least: int = 0
     above: int = 0
 
-    def checked(self, key: str, given: npt.NDArray[Any], examples: int) -> npt.NDArray[Any]:
+    def checked(self, key: str, values: npt.NDArray[Any], examples: int) -> npt.NDArray[Any]:
         """Return targets, int64 or float32 (n, *shape).
 
         Args:
             key: Name of the data in error messages.
-            given: The targets as the user gives them.
+            values: The targets as the user gives them.
             examples: n, number of inputs.
 
         Raises:
             DataError: They have another shape or type, or a value is out of range.
         """
-        if given.shape[1:] in ((), (1,)) and self.shape in ((), (1,)):
-            given = given.reshape(-1, *self.shape)
-        if given.shape != (examples, *self.shape):
-            raise DataError(key, f"shape {(examples, *self.shape)}, a target for each input", given.shape)
+        if values.shape[1:] in ((), (1,)) and self.shape in ((), (1,)):
+            values = values.reshape(-1, *self.shape)
+        if values.shape != (examples, *self.shape):
+            raise DataError(key, f"shape {(examples, *self.shape)}, a target for each input", values.shape)
         if self.floating:
-            if given.dtype.kind not in "fiu":
-                raise DataError(key, "finite numbers", str(given.dtype))
-            return as_float32(key, given)
-        if given.dtype.kind == "f" and (given == np.floor(given)).all():
-            given = given.astype(np.int64)  # a table's columns are floats
-        if given.dtype.kind not in "iub":
-            raise DataError(key, "whole numbers", str(given.dtype))
-        given = given.astype(np.int64)
-        if given.size and (given.min() < self.least or (self.above and given.max() >= self.above)):
+            if values.dtype.kind not in "fiu":
+                raise DataError(key, "finite numbers", str(values.dtype))
+            return as_float32(key, values)
+        if values.dtype.kind == "f" and (values == np.floor(values)).all():
+            values = values.astype(np.int64)  # a table's columns are floats
+        if values.dtype.kind not in "iub":
+            raise DataError(key, "whole numbers", str(values.dtype))
+        values = values.astype(np.int64)
+        if values.size and (values.min() < self.least or (self.above and values.max() >= self.above)):
             upper = f" to {self.above - 1}" if self.above else ""
-            raise DataError(key, f"whole numbers from {self.least}{upper}", f"{given.min()} to {given.max()}")
-        return given
+            raise DataError(key, f"whole numbers from {self.least}{upper}", f"{values.min()} to {values.max()}")
+        return values
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LearningTask:
             need one are refused.
         share: Name of the metric from 0 to 1, higher is better, that thresholds in methods refer to; empty: none.
         averages: Whether ``loss`` is the mean of ``loss_each``: clients can then train at once (docs/accelerators.md).
-        recipe: The arguments of :func:`sepal.tasks.making.made` that make it again in another process, to
+        recipe: The arguments of :func:`sepal.tasks.making.make_task` that make it again in another process, to
             which functions cannot be sent.
     """
 
@@ -100,9 +100,9 @@ class LearningTask:
     recipe: tuple[Any, ...] = field(default=(), compare=False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        from sepal.tasks.making import made
+        from sepal.tasks.making import make_task
 
-        return (made, self.recipe) if self.recipe else super().__reduce_ex__(protocol)
+        return (make_task, self.recipe) if self.recipe else super().__reduce_ex__(protocol)
 
     @property
     def classifies(self) -> bool:
@@ -111,14 +111,14 @@ class LearningTask:
 
     @property
     def offers(self) -> frozenset[str]:
-        """What methods may need (:attr:`sepal.method.interface.Method.needs`)."""
-        found = {LABELS: self.classifies, PER_EXAMPLE: self.loss_each is not None, SHARE: bool(self.share)}
-        return frozenset(name for name, there in found.items() if there)
+        """What methods may need (:attr:`sepal.method.interface.Method.needs_of_task`)."""
+        offered = {LABELS: self.classifies, PER_EXAMPLE: self.loss_each is not None, SHARE: bool(self.share)}
+        return frozenset(name for name, present in offered.items() if present)
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, ...]:
         """Return the sums of a batch (:mod:`sepal.tasks.scoring`)."""
         outputs, targets = outputs.detach().cpu(), targets.cpu()
         n = float(len(targets))
         loss = n * self.loss(outputs, targets) if self.loss_each is None else self.loss_each(outputs, targets).sum()
-        parts = [[float(each) for each in metric.sums(outputs, targets)] for metric in self.scoring.metrics]
-        return (n, float(loss), *(each for part in parts for each in part))
+        parts = [[float(value) for value in metric.sums(outputs, targets)] for metric in self.scoring.metrics]
+        return (n, float(loss), *(value for part in parts for value in part))

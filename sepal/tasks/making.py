@@ -31,27 +31,27 @@ def learning_task(config: RunConfig, shape: tuple[int, ...], classes: int) -> Le
     Raises:
         ConfigError: The task or the metric is unknown, or does not fit the data.
     """
-    return made(config.task, config.metric, config.target_unit, shape, classes)
+    return make_task(config.task, config.metric, config.target_unit, shape, classes)
 
 
-def made(task: str, metric: str, unit: str, shape: tuple[int, ...], classes: int) -> LearningTask:
+def make_task(task: str, metric: str, unit: str, shape: tuple[int, ...], classes: int) -> LearningTask:
     """Return a task from the values of ``task``, ``metric`` and ``target-unit``; see :func:`learning_task`."""
     if unit and task != "regression":
         raise ConfigError("target-unit", f"nothing for the task {task}, whose metrics have units of their own", unit)
     if ":" in task:
-        found = own_task(task, shape, classes)
+        learning = own_task(task, shape, classes)
     elif classes < LEAST.get(task, 2):
         raise ConfigError("task", f"data with at least {LEAST.get(task, 2)} classes for {task}", classes)
     else:
-        found = TASKS[task](shape, classes, unit)
+        learning = TASKS[task](shape, classes, unit)
     if metric != "auto":
-        found.scoring.metric(metric)  # refused here if there is none
-        counted = found.classifies and metric == "accuracy"
-        found = replace(found, scoring=replace(found.scoring, headline=metric, counted=counted))
-    if found.scoring.size > MOST_SUMS and not found.scoring.counted:
-        got = f"{found.scoring.size} for {classes} classes"
+        learning.scoring.metric(metric)  # refused here if there is none
+        counted = learning.classifies and metric == "accuracy"
+        learning = replace(learning, scoring=replace(learning.scoring, headline=metric, counted=counted))
+    if learning.scoring.size > MOST_SUMS and not learning.scoring.counted:
+        got = f"{learning.scoring.size} for {classes} classes"
         raise ConfigError("metric", f"metrics of at most {MOST_SUMS} sums", got)
-    return replace(found, recipe=(task, metric, unit, shape, classes))
+    return replace(learning, recipe=(task, metric, unit, shape, classes))
 
 
 def targets_of(task: str, shape: tuple[int, ...], classes: int) -> Targets:
@@ -71,20 +71,20 @@ def own_task(target: str, shape: tuple[int, ...], classes: int) -> LearningTask:
     """
     make = load("task", target, ConfigError)
     try:
-        found = make(shape, classes)
+        learning = make(shape, classes)
     except Exception as error:
         expected = f"{target}{shape, classes} to return a LearningTask"
         raise ConfigError("task", expected, described(error)) from error
-    if not isinstance(found, LearningTask):
-        raise ConfigError("task", f"{target} to return a LearningTask", type(found).__name__)
-    _check_names(found)
+    if not isinstance(learning, LearningTask):
+        raise ConfigError("task", f"{target} to return a LearningTask", type(learning).__name__)
+    _check_names(learning)
     try:
-        _try(found)
+        _try(learning)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError("task", f"{target} to take two examples of zeros", described(error)) from error
-    return replace(found, name=target, scoring=replace(found.scoring, counted=False))
+    return replace(learning, name=target, scoring=replace(learning.scoring, counted=False))
 
 
 def _check_names(task: LearningTask) -> None:

@@ -87,16 +87,16 @@ def by_label(name: str, labels: int, value: Callable[[Sums, Sums, Sums], float |
 
 def _three(counts: torch.Tensor) -> Iterable[float]:
     """Return tp, fp and fn from torchmetrics' tp, fp, tn, fn, support, (classes, 5)."""
-    found: list[float] = counts.reshape(-1, 5)[:, [0, 1, 3]].T.flatten().double().tolist()
-    return found
+    sums: list[float] = counts.reshape(-1, 5)[:, [0, 1, 3]].T.flatten().double().tolist()
+    return sums
 
 
 def _of_counts(value: Callable[[Sums, Sums, Sums], float | None]) -> Callable[[Sums], float | None]:
-    def found(sums: Sums) -> float | None:
+    def of_sums(sums: Sums) -> float | None:
         n = len(sums) // 3
         return value(sums[:n], sums[n : 2 * n], sums[2 * n :])
 
-    return found
+    return of_sums
 
 
 def mean_recall(tp: Sums, fp: Sums, fn: Sums) -> float | None:
@@ -180,10 +180,10 @@ def r2(outputs: int) -> Metric:
 
         metric: Any = torchmetrics("regression").R2Score()
         metric.set_dtype(torch.float64)
-        pair = (each.double().reshape(-1, outputs) for each in (predicted, targets))
-        metric.update(*(each.squeeze(1) for each in pair))
+        pair = (entry.double().reshape(-1, outputs) for entry in (predicted, targets))
+        metric.update(*(entry.squeeze(1) for entry in pair))
         parts = (metric.residual, metric.sum_squared_error, metric.sum_error)
-        return [*(float(each) for part in parts for each in part.reshape(-1)), float(metric.total)]
+        return [*(float(entry) for part in parts for entry in part.reshape(-1)), float(metric.total)]
 
     def value(sums: Sums) -> float | None:
         rest, squares, totals, n = (*(sums[k * outputs : (k + 1) * outputs] for k in range(3)), sums[-1])
@@ -226,5 +226,5 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return math.fsum(there) / len(there) if there else None
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) / len(numbers) if numbers else None

@@ -82,9 +82,9 @@ class Measure:
         """Return a value as shown, for a chart: shares in per cent with two decimals, others with six figures."""
         return round(100 * value, 2) if self.percent else float(f"{value:.6g}")
 
-    def better(self, one: float, other: float) -> bool:
-        """Return whether ``one`` is better than ``other``."""
-        return self.sign * one > self.sign * other
+    def better(self, value: float, reference: float) -> bool:
+        """Return whether ``value`` is better than ``reference``."""
+        return self.sign * value > self.sign * reference
 
     def rise(self, share: float, value: float) -> float:
         """Return what counts as a small step: ``share`` of a metric in %, or that share of ``value``."""
@@ -131,8 +131,8 @@ class Metric:
     def computed(self, sums: Sums) -> float | None:
         """Return the value of its sums; None also where they cannot be computed with, as no honest client's are."""
         try:
-            found = self.value(sums)
-            return None if found is None else float(found)
+            value = self.value(sums)
+            return None if value is None else float(value)
         except Exception:  # a client chooses the sums, and the value may be an own task's
             return None
 
@@ -197,7 +197,7 @@ class Scoring:
         return sums[at : at + metric.size]
 
     def by_class(self, sums: Sums) -> dict[str, list[float]]:
-        """Return counts by class: ``tp``, ``fp`` and ``fn``; nothing where no metric of the task has them."""
+        """Return counts by class: ``tp``, ``fp`` and ``fn``; empty if no metric of the task has them."""
         metric = next((metric for metric in self.metrics if metric.classes), None)
         if metric is None:
             return {}
@@ -206,15 +206,15 @@ class Scoring:
 
     def values(self, sums: Sums) -> dict[str, float]:
         """Return the mean loss and the value of every metric that the sums determine."""
-        found = {metric.name: self.value(sums, metric.name) for metric in self.metrics}
-        there = {name: value for name, value in found.items() if value is not None}
-        return {"loss": sums[1] / sums[0], **there} if sums[0] else {}
+        by_metric = {metric.name: self.value(sums, metric.name) for metric in self.metrics}
+        present = {name: value for name, value in by_metric.items() if value is not None}
+        return {"loss": sums[1] / sums[0], **present} if sums[0] else {}
 
     def check(self, key: str, sums: Sums) -> None:
         """Check sums that a client claims.
 
         Raises:
-            ProtocolError: They are not as many as the task has, or impossible.
+            ProtocolError: Their number is not the task's, or a value is impossible.
         """
         if len(sums) != self.size:
             raise ProtocolError(key, f"{self.size} sums", len(sums))
@@ -238,19 +238,19 @@ def added(parts: Iterable[Sums]) -> tuple[float, ...]:
     return tuple(map(math.fsum, zip(*parts, strict=True)))
 
 
-def measured(found: Mapping[str, Any], view: str, part: str, scoring: Scoring) -> tuple[float, float] | None:
+def measured(figures: Mapping[str, Any], view: str, part: str, scoring: Scoring) -> tuple[float, float] | None:
     """Return a client's headline in a view and the number of examples; None where it has no value.
 
     Args:
-        found: The reply's counts and sums by name.
+        figures: The reply's counts and sums by name.
         view: Name of the view.
         part: ``validation-`` for validation data, or nothing.
         scoring: The task's metrics.
     """
     if scoring.counted:
-        examples = found.get(f"{view}.{part}examples", 0)
-        return (found[f"{view}.{part}correct"] / examples, examples) if examples > 0 else None
-    sums = found.get(f"{view}.{part}sums")
+        examples = figures.get(f"{view}.{part}examples", 0)
+        return (figures[f"{view}.{part}correct"] / examples, examples) if examples > 0 else None
+    sums = figures.get(f"{view}.{part}sums")
     value = None if sums is None else scoring.value(sums)
     return None if sums is None or value is None else (value, sums[0])
 
@@ -266,15 +266,15 @@ def measure_of(stored: Mapping[str, Any]) -> Measure:
 
     A run from elsewhere may hold anything: what is not as Sepal writes it is read as a metric without a unit.
     """
-    found = stored.get("metric")
-    if not isinstance(found, Mapping):
+    metric = stored.get("metric")
+    if not isinstance(metric, Mapping):
         return ACCURACY
-    name, unit = str(found.get("name", "")), str(found.get("unit", ""))
+    name, unit = str(metric.get("name", "")), str(metric.get("unit", ""))
     name, unit = name if NAME.match(name) else "metric", unit if UNIT.match(unit) and unit.isprintable() else ""
-    return Measure(name, unit, found.get("higher") is not False)
+    return Measure(name, unit, metric.get("higher") is not False)
 
 
 def headline(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the headline's figures by view, of a line of metrics.jsonl or of summary.json."""
-    found: Mapping[str, Any] = stored.get("accuracy", stored.get("headline", {}))
-    return found
+    figures: Mapping[str, Any] = stored.get("accuracy", stored.get("headline", {}))
+    return figures

@@ -49,11 +49,11 @@ def augmentation(target: str, examples: torch.Tensor) -> Augment | None:
     function: Augment = load("augment", target, ConfigError)
     expected = f"{target}(x, rng) to return a tensor like x, {examples.dtype} {tuple(examples.shape)}"
     try:
-        given = function(examples.clone(), np.random.Generator(np.random.PCG64(0)))
+        augmented = function(examples.clone(), np.random.Generator(np.random.PCG64(0)))
     except Exception as error:
         raise ConfigError("augment", expected, described(error)) from error
-    if not isinstance(given, torch.Tensor):
-        raise ConfigError("augment", expected, type(given).__name__)
-    if (given.shape, given.dtype, given.device) != (examples.shape, examples.dtype, examples.device):
-        raise ConfigError("augment", expected, f"{given.dtype} {tuple(given.shape)} on {given.device}")
+    if not isinstance(augmented, torch.Tensor):
+        raise ConfigError("augment", expected, type(augmented).__name__)
+    if (augmented.shape, augmented.dtype, augmented.device) != (examples.shape, examples.dtype, examples.device):
+        raise ConfigError("augment", expected, f"{augmented.dtype} {tuple(augmented.shape)} on {augmented.device}")
     return function

@@ -38,28 +38,28 @@ class Capturable:
 
     Attributes:
         TENSORS: Fields that differ between clients: numbers, tensors, or mappings from names to tensors.
-        MOVED: Those of them that the hook itself changes.
-        HELD: Fields that belong to the network that is trained, such as its parameters.
+        CHANGED: Those of them that the hook itself changes.
+        OF_NETWORK: Fields that belong to the network that is trained, such as its parameters.
         FILLED: Of a loss: whether all that depends on the number of examples goes through ``objective``, so that a
             batch may be filled up.
     """
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
-    MOVED: ClassVar[tuple[str, ...]] = ()
-    HELD: ClassVar[tuple[str, ...]] = ()
+    CHANGED: ClassVar[tuple[str, ...]] = ()
+    OF_NETWORK: ClassVar[tuple[str, ...]] = ()
     FILLED: ClassVar[bool] = True
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what differs between clients by ``FIELD`` or ``FIELD/NAME``; a number is a scalar on the CPU."""
         return self._named(self.TENSORS)
 
-    def moved(self) -> dict[str, torch.Tensor]:
+    def changed_tensors(self) -> dict[str, torch.Tensor]:
         """Return those of :meth:`tensors` that the hook changes."""
-        return self._named(self.MOVED)
+        return self._named(self.CHANGED)
 
     def constants(self) -> Hashable:
         """Return the other fields' values, in which hooks have to agree to be part of one captured step."""
-        passed_over = {*self.TENSORS, *self.HELD, "objective", "optimizer"}
+        passed_over = {*self.TENSORS, *self.OF_NETWORK, "objective", "optimizer"}
         return tuple((field, value) for field, value in self._fields().items() if field not in passed_over)
 
     def captured(
@@ -73,11 +73,11 @@ class Capturable:
                 values[field] = {name: tensors[f"{field}/{name}"] for name in now}
             else:
                 values[field] = tensors[field]
-        own = {"objective": objective, "optimizer": optimizer}
-        values |= {field: value for field, value in own.items() if field in self._fields()}
+        replacements = {"objective": objective, "optimizer": optimizer}
+        values |= {field: value for field, value in replacements.items() if field in self._fields()}
         hook: Any = replace(self, **values)  # type: ignore[type-var]
-        found: Callable[..., Any] = hook
-        return found
+        captured: Callable[..., Any] = hook
+        return captured
 
     def choices(self, batches: Sequence[int]) -> Sequence[Hashable]:
         """Return for each batch, of whose sizes there is a list, what its step depends on; each gets a step of its own.
@@ -98,11 +98,11 @@ class Capturable:
         return {field.name: getattr(self, field.name) for field in fields(hook)}
 
     def _named(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        found = dict[str, torch.Tensor]()
+        tensors = dict[str, torch.Tensor]()
         for field in names:
             value = getattr(self, field)
             if isinstance(value, Mapping):
-                found |= {f"{field}/{name}": tensor for name, tensor in value.items()}
+                tensors |= {f"{field}/{name}": tensor for name, tensor in value.items()}
             else:
-                found[field] = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-        return found
+                tensors[field] = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+        return tensors

@@ -2,7 +2,7 @@
 
 The training loop and methods handle a part as two columns, x and y. In memory, a column is a tensor (n, …). Of a
 Dataset it is a :class:`Column`, which has a length, and becomes a tensor where it is indexed; :func:`split` and
-:func:`taken` read both columns of a batch at once.
+:func:`read_batches` read both columns of a batch at once.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def split(x: Part, y: Part, size: int = BATCH) -> Iterator[Batch]:
     """Yield all examples in order, in batches of ``size`` and a rest."""
     if isinstance(x, Column) or isinstance(y, Column):
         places = torch.arange(len(y))
-        yield from taken(x, y, torch.split(places, size) if len(places) else ())
+        yield from read_batches(x, y, torch.split(places, size) if len(places) else ())
     else:
         yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
 
 
-def taken(x: Part, y: Part, batches: Sequence[torch.Tensor]) -> Iterator[Batch]:
+def read_batches(x: Part, y: Part, batches: Sequence[torch.Tensor]) -> Iterator[Batch]:
     """Yield the batches whose places, int64 (m,), are given. The two columns may be of different parts."""
     if not batches:
         return

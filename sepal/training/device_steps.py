@@ -83,12 +83,12 @@ class DeviceSteps:
             | ({} if self._adam else {"momentum": group.momentum})
             for group in self._groups
         ]
-        found: Optimizer = (Adam if self._adam else SGD)(groups, self._most)
+        optimizer: Optimizer = (Adam if self._adam else SGD)(groups, self._most)
         if self._adam or any(group.momentum for group in self._groups):
             self._updated, before = set(self._kept), self._updated
-            self.end(found)
+            self.end(optimizer)
             self._updated = before
-        return found
+        return optimizer
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
@@ -102,15 +102,15 @@ class DeviceSteps:
             nn.utils.clip_grad_norm_(list(self._kept), self._most)
         self._count += 1
         for group in self._groups:
-            pairs = [(each, each.grad) for each in group.parameters if each.grad is not None]
+            pairs = [(parameter, parameter.grad) for parameter in group.parameters if parameter.grad is not None]
             if not pairs:
                 continue
-            parameters: list[torch.Tensor] = [each for each, _ in pairs]
+            parameters: list[torch.Tensor] = [parameter for parameter, _ in pairs]
             gradients = [gradient for _, gradient in pairs]
-            self._updated |= {each for each, _ in pairs}
+            self._updated |= {parameter for parameter, _ in pairs}
             if group.weight_decay:
                 gradients = list(torch._foreach_add(gradients, parameters, alpha=group.weight_decay))
-            kept = [self._kept[each] for each, _ in pairs]
+            kept = [self._kept[parameter] for parameter, _ in pairs]
             moves = self._adam_moves(group, gradients, kept) if self._adam else self._moves(group, gradients, kept)
             torch._foreach_add_(parameters, moves)
 
@@ -118,7 +118,7 @@ class DeviceSteps:
         self, group: _Group, gradients: list[torch.Tensor], kept: Sequence[tuple[torch.Tensor, ...]]
     ) -> list[torch.Tensor]:
         if group.momentum:
-            buffers = [each[0] for each in kept]
+            buffers = [state[0] for state in kept]
             torch._foreach_mul_(buffers, group.momentum)
             torch._foreach_add_(buffers, gradients)
             gradients = buffers
@@ -127,7 +127,7 @@ class DeviceSteps:
     def _adam_moves(
         self, group: _Group, gradients: list[torch.Tensor], kept: Sequence[tuple[torch.Tensor, ...]]
     ) -> list[torch.Tensor]:
-        means, squares = [each[0] for each in kept], [each[1] for each in kept]
+        means, squares = [state[0] for state in kept], [state[1] for state in kept]
         first, second = BETAS
         torch._foreach_lerp_(means, gradients, 1 - first)
         torch._foreach_mul_(squares, second)

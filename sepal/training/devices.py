@@ -17,7 +17,7 @@ AT_ONCE = 16  # clients that train at once on an accelerator; measured on one GP
 NO_DOUBLE = frozenset({"mps"})  # kinds without float64, which some methods need: never chosen by ``auto``
 
 
-def choose_device(wanted: str) -> str:
+def choose_device(device: str) -> str:
     """Return the device that ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ``xpu``, … means on this machine.
 
     ``auto`` is torch's accelerator if there is one, but not ``mps``, which has no float64. A kind without a number is
@@ -26,19 +26,19 @@ def choose_device(wanted: str) -> str:
     Raises:
         ConfigError: This machine does not have the device.
     """
-    if wanted == "cpu":
-        return wanted
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if wanted == "auto":
-        return "cpu" if found is None or found.type in NO_DOUBLE else found.type
-    if found is None:
-        raise ConfigError("device", "cpu or auto on a machine without an accelerator", wanted)
+    if device == "cpu":
+        return device
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if device == "auto":
+        return "cpu" if accelerator is None or accelerator.type in NO_DOUBLE else accelerator.type
+    if accelerator is None:
+        raise ConfigError("device", "cpu or auto on a machine without an accelerator", device)
     count = torch.accelerator.device_count()
-    kind, _, number = wanted.partition(":")
-    if kind != found.type or int(number or 0) >= count:
-        numbered = ", ".join(f"{found.type}:{index}" for index in range(min(count, 8)))
-        raise ConfigError("device", f"auto, cpu, {found.type}" + (f", {numbered}" if count > 1 else ""), wanted)
-    return wanted
+    kind, _, number = device.partition(":")
+    if kind != accelerator.type or int(number or 0) >= count:
+        numbered = ", ".join(f"{accelerator.type}:{index}" for index in range(min(count, 8)))
+        raise ConfigError("device", f"auto, cpu, {accelerator.type}" + (f", {numbered}" if count > 1 else ""), device)
+    return device
 
 
 def spread(device: str, gpus: str, workers: int) -> Sequence[str]:
@@ -68,17 +68,17 @@ def at_once(batch: int, device: str) -> int:
     return batch or (1 if device == "cpu" else AT_ONCE)
 
 
-def be_deterministic(wanted: bool) -> None:
+def be_deterministic(enabled: bool) -> None:
     """Let torch use only algorithms whose results repeat, or any; an operator that has none then raises an error.
 
     To be called before the first use of an accelerator: cuBLAS reads its setting once.
     """
-    if wanted == torch.are_deterministic_algorithms_enabled():
+    if enabled == torch.are_deterministic_algorithms_enabled():
         return
-    if wanted:
+    if enabled:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
-    torch._C._set_deterministic_algorithms(wanted)  # torch's own function imports its compiler, about a second
+    torch._C._set_deterministic_algorithms(enabled)  # torch's own function imports its compiler, about a second
 
 
 @contextmanager

@@ -130,19 +130,19 @@ class Evaluator:
             x, y = (column[:] for column in self.test)
             truth = y[shift.order], shift.others[1]
             if self.learning.scoring.counted:
-                own = correct(predictor, x, y)[shift.order]
-                self._last = predictor, own, correct(predictor, *shift.others), truth
+                original = correct(predictor, x, y)[shift.order]
+                self._last = predictor, original, correct(predictor, *shift.others), truth
             else:
                 in_unit = self._in_unit(predictor)
-                own = outputs(in_unit, x)[shift.order]
-                self._last = predictor, own, outputs(in_unit, shift.others[0]), truth
-        _, own, others, (own_truth, others_truth) = self._last
-        replaced = min(round(len(own) * percent / 100), len(others))
+                original = outputs(in_unit, x)[shift.order]
+                self._last = predictor, original, outputs(in_unit, shift.others[0]), truth
+        _, original, others, (original_truth, others_truth) = self._last
+        replaced = min(round(len(original) * percent / 100), len(others))
         if not self.learning.scoring.counted:
-            pairs = ((own[replaced:], own_truth[replaced:]), (others[:replaced], others_truth[:replaced]))
+            pairs = ((original[replaced:], original_truth[replaced:]), (others[:replaced], others_truth[:replaced]))
             return {"sums": added([self.learning.sums(*pair) for pair in pairs if len(pair[1])])}
-        right = int(own[replaced:].sum()) + int(others[:replaced].sum())
-        return {"correct": float(right), "examples": float(len(own))}
+        right = int(original[replaced:].sum()) + int(others[:replaced].sum())
+        return {"correct": float(right), "examples": float(len(original))}
 
     def _replaced(self, predictor: Predictor, percent: int) -> Mapping[str, Figure]:
         """Predict the test part as it is with ``percent`` % of its examples replaced."""

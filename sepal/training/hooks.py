@@ -73,7 +73,7 @@ class MaskGradients(Capturable):
     """Sets gradients to 0 where ``fixed``, bool by name, is true; a :class:`StackableHook`."""
 
     TENSORS: ClassVar[tuple[str, ...]] = ("fixed",)
-    HELD: ClassVar[tuple[str, ...]] = ("parameters",)
+    OF_NETWORK: ClassVar[tuple[str, ...]] = ("parameters",)
 
     fixed: Mapping[str, torch.Tensor]
     parameters: Mapping[str, nn.Parameter]
@@ -99,20 +99,20 @@ class MaskGradients(Capturable):
 
 @dataclass(frozen=True)
 class Restore(Capturable):
-    """Sets the tensors ``held`` back to ``start`` where ``fixed``, bool by name, is true; a :class:`StackableHook`."""
+    """Sets ``network_tensors`` back to ``start`` where ``fixed``, bool by name, is true; a :class:`StackableHook`."""
 
     TENSORS: ClassVar[tuple[str, ...]] = ("fixed", "start")
-    HELD: ClassVar[tuple[str, ...]] = ("held",)
+    OF_NETWORK: ClassVar[tuple[str, ...]] = ("network_tensors",)
 
     fixed: Mapping[str, torch.Tensor]
     start: Mapping[str, torch.Tensor]
-    held: Mapping[str, torch.Tensor]
+    network_tensors: Mapping[str, torch.Tensor]
 
     @torch.no_grad()
     def __call__(self, module: nn.Module) -> None:
         """Restore the tensors."""
         for name, mask in self.fixed.items():
-            self.held[name].copy_(torch.where(mask, self.start[name], self.held[name]))
+            self.network_tensors[name].copy_(torch.where(mask, self.start[name], self.network_tensors[name]))
 
     @classmethod
     def stacked(cls, hooks: Sequence[Restore]) -> Stacked:
@@ -153,7 +153,7 @@ class Pull(Capturable):
         target = _stack([hook.target for hook in hooks])
         same = len({(hook.strength, hook.scale) for hook in hooks}) == 1
         numbers = torch.tensor([[hook.strength, hook.scale] for hook in hooks])
-        factors = {device: numbers.to(device) for device in {each.device for each in target.values()}}
+        factors = {device: numbers.to(device) for device in {tensor.device for tensor in target.values()}}
 
         def pull(values: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
             for name in gradients.keys() & target.keys():
@@ -185,9 +185,9 @@ def along(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _stack(tensors: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return the tensors of all clients by name, (clients, …); zeros or False for those that a client lacks."""
-    shapes = {name: tensor for each in tensors for name, tensor in each.items()}
+    shapes = {name: tensor for by_name in tensors for name, tensor in by_name.items()}
     return {
-        name: torch.stack([each[name] if name in each else torch.zeros_like(like) for each in tensors])
+        name: torch.stack([by_name[name] if name in by_name else torch.zeros_like(like) for by_name in tensors])
         for name, like in shapes.items()
     }
 

@@ -32,7 +32,7 @@ class Losses:
             return self.learning.loss(_exact(outputs), targets)
         return functional.cross_entropy(_exact(outputs), targets, weight=self.weights, label_smoothing=self.smoothing)
 
-    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def by_example(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,).
 
         Raises:
@@ -45,8 +45,8 @@ class Losses:
             return functional.cross_entropy(
                 outputs, targets, self.weights, reduction="none", label_smoothing=self.smoothing
             )
-        found = self.learning.loss_each(outputs, targets)
-        return found if self.weights is None else found * self.weights[targets]
+        losses = self.learning.loss_each(outputs, targets)
+        return losses if self.weights is None else losses * self.weights[targets]
 
 
 def autocast(precision: str, device: str) -> AbstractContextManager[Any]:

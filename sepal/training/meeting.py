@@ -29,7 +29,7 @@ _HERE = threading.local()
 
 
 class _LeftError(BaseException):
-    """Ends a client's thread whose answer nobody waits for any more."""
+    """Ends a client's thread, because its answer is no longer needed."""
 
 
 class Meeting:
@@ -43,7 +43,7 @@ class Meeting:
         self._threads = threads
         self._networks: list[dict[str, Network]] = []
         self._tried: set[Hashable] = set()
-        self._seen: set[Hashable] = set()
+        self._kinds: set[Hashable] = set()
         self._refused: set[Hashable] = {None}
 
     def run(self, actions: Sequence[Callable[[], T]]) -> list[T]:
@@ -52,7 +52,7 @@ class Meeting:
         If nothing that was to be trained here so far can train with others, they run in the caller's thread: new
         threads are thought to cost time on a GPU (docs/decisions/0023-batched-clients.md).
         """
-        if self._seen and self._seen <= self._refused:
+        if self._kinds and self._kinds <= self._refused:
             self._networks.clear()
             return [action() for action in actions]
         self._networks += [{} for _ in range(len(actions) - len(self._networks))]
@@ -79,7 +79,7 @@ class Meeting:
     def train(self, job: Job | None) -> Fitted | None:
         """Train with the others; None if the client has to train alone. Without a job, it has to in any case."""
         common, member = stacked.kind(job) if job else None, getattr(_HERE, "member", None)
-        self._seen.add(common)
+        self._kinds.add(common)
         if job is None or member is None or common in self._refused:
             return None
         job.kind = common
@@ -95,8 +95,8 @@ class Meeting:
         for common, group in groups.items():
             jobs = [member.job for member in group if member.job is not None]
             fitted = (self._fitted(common, jobs) if len(jobs) > 1 else None) or []
-            for place, member in enumerate(group):
-                member.job, member.fitted = None, fitted[place] if fitted else None
+            for index, member in enumerate(group):
+                member.job, member.fitted = None, fitted[index] if fitted else None
 
     def _fitted(self, common: Hashable, jobs: Sequence[Job]) -> list[Fitted] | None:
         try:
@@ -163,8 +163,8 @@ class _Member:
         self._go.acquire()
         if self._dismissed:
             raise _LeftError
-        found, self.fitted = self.fitted, None
-        return found
+        fitted, self.fitted = self.fitted, None
+        return fitted
 
     def _run(self) -> None:
         _HERE.member = self

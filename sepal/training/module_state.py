@@ -1,6 +1,6 @@
 """What a module holds besides the tensors that a run exchanges, and what becomes of it.
 
-The clients of a process share modules, so whatever a module holds has one of these fates:
+The clients of a process share modules, so each thing that a module holds is treated in one of these ways:
 
 - **Exchanged**: parameters and persistent buffers of floating point (:func:`sepal.modules.floating`).
 - **As built**: frozen parameters and pruning masks, which never change (:func:`sepal.modules.set_aside`).
@@ -11,8 +11,8 @@ The clients of a process share modules, so whatever a module holds has one of th
 - **Refused by name**: an attribute that cannot be copied, a buffer that moves and cannot be stored, and a parameter
   that the module has not registered, or registers while it is trained: it would not be exchanged.
 
-Layers of torch and of Sepal have no attributes that training changes, and the count of batches of a batch
-normalisation with a momentum is read by nobody. So a model of theirs has nothing to keep, and costs nothing.
+Layers of torch and of Sepal have no attributes that training changes, and nothing reads the count of batches of a
+batch normalisation with a momentum. So a model of these layers has nothing to keep, and costs nothing.
 """
 
 from __future__ import annotations
@@ -82,24 +82,24 @@ class ModuleState:
         return not self._watched and not self._built
 
     def restore(self, buffers: Buffers) -> None:
-        """Give the module the buffers of a client, and all else that is not exchanged as it was built.
+        """Give the module a client's buffers, and reset all else that is not exchanged to how it was built.
 
         Args:
             buffers: By name; those that are missing are as built. Those of another module are passed over.
         """
         if self.empty:
             return
-        wanted = dict(self._built)
+        values = dict(self._built)
         for name, array in buffers.items():
             if self._has(name):
-                wanted[name] = torch.from_numpy(np.array(array))
+                values[name] = torch.from_numpy(np.array(array))
         for name, _ in list(self._local()):
-            if name not in wanted:  # registered by another client's training
-                layer, leaf = self._place(name)
+            if name not in values:  # registered by another client's training
+                layer, leaf = self._layer_of(name)
                 del layer._buffers[leaf]
         self._before = {}
-        for name, tensor in wanted.items():
-            layer, leaf = self._place(name)
+        for name, tensor in values.items():
+            layer, leaf = self._layer_of(name)
             self._before[name] = _set(layer, leaf, tensor)
         if self._attributes:
             self._attributes.restore()
@@ -122,12 +122,12 @@ class ModuleState:
         now = dict(self._local())
         if now.keys() == self._before.keys() and all(_same(now[name], self._before[name]) for name in now):
             return buffers
-        own = {
+        changed = {
             name: _stored(name, tensor)
             for name, tensor in now.items()
             if tensor is not None and not (name in self._built and _same(tensor, self._built[name]))
         }
-        return {**{name: array for name, array in buffers.items() if not self._has(name)}, **own}
+        return {**{name: array for name, array in buffers.items() if not self._has(name)}, **changed}
 
     def all(self) -> dict[str, npt.NDArray[Any]]:
         """Return all buffers that stay with the client, by name, but those that cannot be stored: they are as built."""
@@ -144,15 +144,15 @@ class ModuleState:
     def _has(self, name: str) -> bool:
         """Return whether a buffer of that name would stay with the client."""
         path, _, leaf = name.rpartition(".")
-        mine = name in self._built or (self._watched and path in self._layers and may_hold(self._layers[path], leaf))
-        return mine and name not in self._passed_over
+        stays = name in self._built or (self._watched and path in self._layers and may_hold(self._layers[path], leaf))
+        return stays and name not in self._passed_over
 
-    def _place(self, name: str) -> tuple[nn.Module, str]:
+    def _layer_of(self, name: str) -> tuple[nn.Module, str]:
         path, _, leaf = name.rpartition(".")
         return self._layers[path], leaf
 
     def _is_unread(self, name: str) -> bool:
-        layer, leaf = self._place(name)
+        layer, leaf = self._layer_of(name)
         norm = isinstance(layer, nn.modules.batchnorm._NormBase)
         return norm and leaf == COUNTER and layer.momentum is not None
 
@@ -199,12 +199,12 @@ class _Attributes:
         self._unchanging: dict[str, dict[str, Any]] = {}
         self._tensors: dict[str, dict[str, torch.Tensor]] = {}
         others: dict[str, dict[str, Any]] = {}
-        held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         for path, layer in self._layers.items():
             for name, value in _attributes(layer):
                 if _is_unchanging(value):
                     self._unchanging.setdefault(path, {})[name] = value
-                elif isinstance(value, torch.Tensor) and id(value) not in held:
+                elif isinstance(value, torch.Tensor) and id(value) not in registered:
                     _refuse_unregistered(value, f"{path}.{name}")
                     self._tensors.setdefault(path, {})[name] = value.detach().clone()
                 elif path in foreign:
@@ -220,8 +220,8 @@ class _Attributes:
         others = self._copy_all(self._others) if self._others else {}
         for path, layer in self._layers.items():
             unchanging, tensors = self._unchanging.get(path, {}), self._tensors.get(path, {})
-            there, now = {*unchanging, *tensors, *others.get(path, ())}, layer.__dict__
-            for name in [name for name, _ in _attributes(layer) if name not in there and path in self._foreign]:
+            attributes, now = {*unchanging, *tensors, *others.get(path, ())}, layer.__dict__
+            for name in [name for name, _ in _attributes(layer) if name not in attributes and path in self._foreign]:
                 del now[name]
             for name, value in unchanging.items():
                 if name not in now or now[name] is not value:
@@ -315,11 +315,11 @@ def _aliases(module: nn.Module, exchanged: Mapping[str, torch.Tensor]) -> set[st
     return {name for name, tensor in named if tensor.numel() and tensor.untyped_storage().data_ptr() in storages}
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    alike = (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
-    return alike and torch.equal(one, other)
+def _same(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    alike = (first.dtype, first.shape, first.device) == (second.dtype, second.shape, second.device)
+    return alike and torch.equal(first, second)
 
 
 def _set(layer: nn.Module, leaf: str, value: torch.Tensor | None) -> torch.Tensor | None:

@@ -39,12 +39,12 @@ def multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[str, int]
         module: The module; its mode and gradients are not changed.
         example: One example, (1, …), on the module's device.
     """
-    known = _KNOWN.setdefault(module, {})
+    counts = _KNOWN.setdefault(module, {})
     trained = frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
-    if trained not in known:
+    if trained not in counts:
         with undisturbed(module), generators_seeded(0):
-            known[trained] = MappingProxyType(_count(module, example))
-    return known[trained]
+            counts[trained] = MappingProxyType(_count(module, example))
+    return counts[trained]
 
 
 def _count(module: nn.Module, example: torch.Tensor) -> dict[str, int]:
@@ -59,11 +59,11 @@ def _count(module: nn.Module, example: torch.Tensor) -> dict[str, int]:
     for parameter, gradient in zip(module.parameters(), gradients, strict=True):
         parameter.grad = gradient
     root, flops = type(module).__name__, operations.flops
-    found = {}
+    counts = {}
     for name, layer in module.named_modules():
         if "weight" in dict(layer.named_parameters(recurse=False)) and not list(layer.children()):
-            found[f"{name}.weight".lstrip(".")] = flops[f"{root}.{name}".rstrip(".")] // 2
-    return {**found, REST: flops[WHOLE] // 2 - sum(found.values())}
+            counts[f"{name}.weight".lstrip(".")] = flops[f"{root}.{name}".rstrip(".")] // 2
+    return {**counts, REST: flops[WHOLE] // 2 - sum(counts.values())}
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

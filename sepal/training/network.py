@@ -38,7 +38,7 @@ class Network:
         self.tensors = floating(self.module)
         self.state = ModuleState(self.module, self.tensors)
         self.programs: dict[Hashable, Any] = {}
-        self._held = {name: _held(self.module, name) for name in self.tensors}
+        self._slots = {name: _slot(self.module, name) for name in self.tensors}
 
     def load(self, weights: Weights) -> None:
         """Copy ``weights`` (float32 by name, every tensor of the module) into the module.
@@ -67,7 +67,7 @@ class Network:
         Raises:
             ModelError: One has become a tensor of another shape, or nothing.
         """
-        for name, (tensors, leaf, original) in self._held.items():
+        for name, (tensors, leaf, original) in self._slots.items():
             now = tensors.get(leaf)
             if now is not original:
                 if now is None or now.shape != original.shape:
@@ -111,7 +111,7 @@ class NetworkPredictor:
             return self.combine(*logits, *self.numbers) if self.combine else logits[0]
 
 
-def _held(module: nn.Module, name: str) -> tuple[dict[str, Any], str, torch.Tensor]:
+def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str, torch.Tensor]:
     path, _, leaf = name.rpartition(".")
     layer = module.get_submodule(path)
     tensors: dict[str, Any] = layer._parameters if leaf in layer._parameters else layer._buffers

@@ -27,7 +27,7 @@ from torch import nn
 
 from sepal.errors import one_line
 from sepal.training.capturable import Capturable, Objective
-from sepal.training.columns import Column, taken
+from sepal.training.columns import Column, read_batches
 from sepal.training.device_steps import DeviceSteps
 from sepal.training.hooks import Hooks, do_nothing, no_epoch
 from sepal.training.losses import Losses
@@ -100,10 +100,10 @@ def recorder(device: str) -> Recorder | None:
     return CudaGraphs(device) if device.partition(":")[0] == "cuda" else None
 
 
-def programs_for(device: str, wanted: bool) -> Programs | None:
+def programs_for(device: str, capture: bool) -> Programs | None:
     """Return where a process keeps what it knows of captured steps; None without them."""
-    record = recorder(device) if wanted else None
-    if wanted and record is None:
+    record = recorder(device) if capture else None
+    if capture and record is None:
         log.info("engine.capture: steps are captured on CUDA only; on %s they are made one by one", device)
     return None if record is None else Programs(record)
 
@@ -123,7 +123,7 @@ class Programs:
         """Ask the device for all steps of a job, and return what waits for them; None if it has to train as usual.
 
         Args:
-            job: A call of :meth:`sepal.training.trainer.Trainer.fit`. If None is returned, it is as it was.
+            job: A call of :meth:`sepal.training.trainer.Trainer.fit`. Unchanged if None is returned.
             networks: The networks of which its module consists, the one that it is kept with first.
         """
         reason = unfit(job) or ("" if networks else "its module is none of the process's networks")
@@ -168,9 +168,9 @@ class Programs:
         if program is None or not program.fits(job):
             program = Program(job, networks, shape, self._record)
         kept[key] = program
-        programs = [other for other, program in kept.items() if program is not None]
-        for other in programs[:-MOST_PROGRAMS]:
-            del kept[other]
+        programs = [old_key for old_key, program in kept.items() if program is not None]
+        for old_key in programs[:-MOST_PROGRAMS]:
+            del kept[old_key]
         try:
             return program.begin(job, rows)
         except BaseException:
@@ -204,7 +204,7 @@ class Program:
         self._device = device
         self._cast: Callable[[], AbstractContextManager[Any]] = trainer.cast
         self._graphs: dict[Hashable, Step] = {}
-        self._parameters = [each for each in job.module.parameters() if each.requires_grad]
+        self._parameters = [parameter for parameter in job.module.parameters() if parameter.requires_grad]
         self._steps = DeviceSteps(job.optimizer, device)
         self._x, self._y = (
             torch.zeros((shape.examples, *part.shape[1:]), dtype=part.dtype, device=device) for part in _data(trainer)
@@ -220,8 +220,8 @@ class Program:
         self._losses = Losses(trainer.learning, self._weights, trainer.config.label_smoothing)
         twins: dict[int, torch.Tensor] = {}
         self._twins = [
-            {name: twins.setdefault(id(tensor), tensor.detach().to(device).clone()) for name, tensor in own.items()}
-            for own in _tensors(job.hooks)
+            {name: twins.setdefault(id(tensor), tensor.detach().to(device).clone()) for name, tensor in named.items()}
+            for named in _tensors(job.hooks)
         ]
         self._hooks = job.hooks
         self._loose = _loose(job.module, networks)
@@ -229,16 +229,16 @@ class Program:
 
     def static(self) -> list[torch.Tensor]:
         """Return all tensors whose addresses must stay."""
-        own = [self._x, self._y, self._index, self._share, self._last, self._step, self._total]
+        buffers = [self._x, self._y, self._index, self._share, self._last, self._step, self._total]
         weights = [] if self._weights is None else [self._weights]
         twins = [tensor for named in self._twins for tensor in named.values()]
-        return [*own, *weights, *twins, *self._steps.tensors, *_held(self.module).values()]
+        return [*buffers, *weights, *twins, *self._steps.tensors, *_module_tensors(self.module).values()]
 
     def fits(self, job: Job) -> bool:
         """Return whether the module's tensors are still where they were, and are those of ``job``."""
-        ours, theirs = _held(self.module), _held(job.module)
-        same = all(ours[name] is theirs[name] for name in ours if name not in self._loose)
-        return ours.keys() == theirs.keys() and same and self.addresses == self._addresses()
+        tensors, job_tensors = _module_tensors(self.module), _module_tensors(job.module)
+        same = all(tensors[name] is job_tensors[name] for name in tensors if name not in self._loose)
+        return tensors.keys() == job_tensors.keys() and same and self.addresses == self._addresses()
 
     def begin(self, job: Job, rows: Sequence[tuple[int, torch.Tensor]]) -> Pending:
         """Copy what is the job's into the program, and ask the device for all steps.
@@ -267,13 +267,13 @@ class Program:
         self._steps.end(job.optimizer)
         with torch.no_grad():
             for hook, twins in zip(_hooks(job.hooks), self._twins, strict=True):
-                for name, tensor in hook.moved().items():
+                for name, tensor in hook.changed_tensors().items():
                     tensor.copy_(twins[name])
             for name, tensor in self._loose_of(job):
-                tensor.copy_(_held(self.module)[name])
+                tensor.copy_(_module_tensors(self.module)[name])
         for parameter in self._parameters:
             parameter.grad = None
-        _loss_of(job).ended(sizes, lambda: next(iter(taken(*_data(job.trainer), [last]))))
+        _loss_of(job).ended(sizes, lambda: next(iter(read_batches(*_data(job.trainer), [last]))))
         return float(self._total) / len(job.trainer.y)
 
     @torch.no_grad()
@@ -304,19 +304,19 @@ class Program:
             for name, tensor in hook.tensors().items():
                 twins[name].copy_(tensor)
         for name, tensor in self._loose_of(job):
-            _held(self.module)[name].copy_(tensor)
+            _module_tensors(self.module)[name].copy_(tensor)
 
     def _loose_of(self, job: Job) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what the job's module holds beside its networks, if it is another module than the program's."""
+        """Yield the tensors of the job's module that are not its networks'; none if it is the program's module."""
         if job.module is not self.module:
-            yield from ((name, tensor) for name, tensor in _held(job.module).items() if name in self._loose)
+            yield from ((name, tensor) for name, tensor in _module_tensors(job.module).items() if name in self._loose)
 
     def _body(self, choice: Hashable, size: int | None) -> Step:
         """Return one step, which reads its number from the device."""
         share = torch.zeros(())
 
         def filled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return (self._losses.each(outputs, targets) * share).sum()
+            return (self._losses.by_example(outputs, targets) * share).sum()
 
         loss_of, before_step, after_step = self._captured(
             self._hooks, choice, filled if size is None else self._losses.mean, self._steps
@@ -342,8 +342,8 @@ class Program:
         return step
 
     def _set_gradients(self, loss: torch.Tensor) -> None:
-        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        for parameter, gradient in zip(self._parameters, found, strict=True):
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
 
     def _captured(
@@ -352,8 +352,8 @@ class Program:
         """Return the hooks' loss, ``before_step`` and ``after_step`` on the program's tensors."""
         loss, before, after = _hooks(hooks)
         places = zip((loss.chosen(choice), before, after), self._twins, strict=True)
-        one, two, three = (hook.captured(twins, objective, optimizer) for hook, twins in places)
-        return one, two, three
+        loss_hook, before_hook, after_hook = (hook.captured(twins, objective, optimizer) for hook, twins in places)
+        return loss_hook, before_hook, after_hook
 
     def _capture(self, key: tuple[Hashable, int | None], at: int, rows: torch.Tensor) -> None:
         """Capture a step and compare one replay of it with the usual step on ``rows``, int64 (m,)."""
@@ -403,11 +403,13 @@ class Program:
         adam = isinstance(self._steps.plain(), Adam)
         for kind, count in (("parameters", len(self._parameters)), ("buffers and hooks' tensors", None)):
             places = slice(count) if count is not None else slice(len(self._parameters), self._compared)
-            start, ours, theirs = (_flat(tensors[places]) for tensors in (before, replayed, usual))
-            if not bool(theirs.isfinite().all()):
+            start, replayed_values, usual_values = (_flat(tensors[places]) for tensors in (before, replayed, usual))
+            if not bool(usual_values.isfinite().all()):
                 raise UnfitError(f"{kind} that are not finite after a step")
-            allowed = (TOLERANCE_OF_ADAM if adam else TOLERANCE) * (theirs - start).norm() + 1e-6 * theirs.norm()
-            if not bool((ours - theirs).norm() <= allowed):
+            allowed = (TOLERANCE_OF_ADAM if adam else TOLERANCE) * (
+                usual_values - start
+            ).norm() + 1e-6 * usual_values.norm()
+            if not bool((replayed_values - usual_values).norm() <= allowed):
                 raise UnfitError(f"a replay leads to other {kind} than the usual step")
 
     @property
@@ -417,8 +419,8 @@ class Program:
 
     def _all(self) -> list[torch.Tensor]:
         """Return what a step moves: parameters, buffers, hooks' tensors, and the program's own."""
-        theirs = set(map(id, self._parameters))
-        others = [tensor for tensor in _held(self.module).values() if id(tensor) not in theirs]
+        parameter_ids = set(map(id, self._parameters))
+        others = [tensor for tensor in _module_tensors(self.module).values() if id(tensor) not in parameter_ids]
         twins = {id(tensor): tensor for named in self._twins for tensor in named.values()}
         return [*self._parameters, *others, *twins.values(), self._step, self._total, *self._steps.tensors]
 
@@ -441,7 +443,7 @@ class Program:
                 parameter.grad = None
 
     def _addresses(self) -> tuple[tuple[str, int, bool], ...]:
-        named = _held(self.module).items()
+        named = _module_tensors(self.module).items()
         return tuple((name, tensor.data_ptr(), tensor.requires_grad) for name, tensor in named)
 
 
@@ -519,14 +521,14 @@ def _kind(job: Job) -> Hashable:
     trainer, module, optimizer = job.trainer, job.module, job.optimizer
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = tuple(
-        (tuple(names.get(each, "") for each in group["params"]), group["weight_decay"], group.get("momentum"))
+        (tuple(names.get(weight, "") for weight in group["params"]), group["weight_decay"], group.get("momentum"))
         for group in optimizer.param_groups
     )
     free = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
     modes = tuple(part.training for part in module.modules())
     hooks = tuple((type(hook), hook.constants()) for hook in _hooks(job.hooks))
     tensors = tuple(
-        (name, tuple(tensor.shape), tensor.dtype) for own in _tensors(job.hooks) for name, tensor in own.items()
+        (name, tuple(tensor.shape), tensor.dtype) for named in _tensors(job.hooks) for name, tensor in named.items()
     )
     parts = tuple((tuple(part.shape[1:]), part.dtype) for part in _data(trainer))
     config, learning = trainer.config, trainer.learning
@@ -551,19 +553,19 @@ def _room(count: int, least: int) -> int:
     return max(least, 1 << (count - 1).bit_length())
 
 
-def _held(module: nn.Module) -> dict[str, torch.Tensor]:
+def _module_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return a module's parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _loose(module: nn.Module, networks: Sequence[Network]) -> frozenset[str]:
-    """Return the names of what a module holds beside its networks."""
-    theirs = {id(tensor) for network in networks for tensor in _held(network.module).values()}
-    return frozenset(name for name, tensor in _held(module).items() if id(tensor) not in theirs)
+    """Return the names of the module's tensors that belong to none of its networks."""
+    network_ids = {id(tensor) for network in networks for tensor in _module_tensors(network.module).values()}
+    return frozenset(name for name, tensor in _module_tensors(module).items() if id(tensor) not in network_ids)
 
 
 def _holds(module: nn.Module) -> bytes:
-    """Return bytes that differ if an attribute of a layer that is neither torch's nor Sepal's does, or a generator."""
+    """Return bytes that change with the attributes of layers that are not torch's or Sepal's, and with generators."""
     if all(is_known(layer) for layer in module.modules()):
         return b""
     try:

@@ -33,7 +33,7 @@ def reported(reports: Mapping[str, float], name: str, value: float) -> dict[str,
         return dict(reports)
     if not 0 <= value <= GREATEST:
         raise ProtocolError(f"report {name}", f"a number from 0 to {GREATEST:g}", value)
-    found = {**reports, name: float(value)}
-    if len(found) > MOST_REPORTS:
-        raise ProtocolError("report", f"at most {MOST_REPORTS} names", f"{len(found)}, the last {name}")
-    return found
+    figures = {**reports, name: float(value)}
+    if len(figures) > MOST_REPORTS:
+        raise ProtocolError("report", f"at most {MOST_REPORTS} names", f"{len(figures)}, the last {name}")
+    return figures

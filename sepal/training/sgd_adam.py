@@ -43,7 +43,9 @@ class Optimizer(abc.ABC):
     def step(self) -> None:
         """Update each parameter that has a gradient."""
         if self.most_norm:
-            nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], self.most_norm)
+            nn.utils.clip_grad_norm_(
+                [weight for group in self.param_groups for weight in group["params"]], self.most_norm
+            )
         for group in self.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad

@@ -69,7 +69,7 @@ class Fitted:
     loss: float
     seconds: float
     steps: int
-    seen: int
+    examples: int
 
 
 def _plain(trainer: Trainer) -> bool:
@@ -91,8 +91,8 @@ def kind(job: Job) -> Hashable | None:
     names = {parameter: name for name, parameter in module.named_parameters()}
     groups = settings(job.optimizer)
     trained = tuple(
-        (names[parameter], each["weight_decay"], each.get("momentum"))
-        for parameter, each in zip(_parameters(job.optimizer), groups, strict=True)
+        (names[parameter], group["weight_decay"], group.get("momentum"))
+        for parameter, group in zip(_parameters(job.optimizer), groups, strict=True)
     )
     return (
         *(type(module), str(module), tuple((n, tuple(t.shape)) for n, t in floating(module).items()), trained),
@@ -123,10 +123,10 @@ def train(jobs: Sequence[Job], tried: set[Hashable]) -> list[Fitted]:
         check(stack)
         tried.add(jobs[0].kind)
     losses = stack.train()
-    seconds, seen = time.monotonic() - begun, sum(stack.seen)
-    found = zip(losses, stack.steps, stack.seen, strict=True)
-    fitted = [Fitted(loss, seconds * count / max(1, seen), steps, count) for loss, steps, count in found]
-    return [fitted[place] for place in np.argsort(stack.order)]
+    seconds, examples = time.monotonic() - begun, sum(stack.examples)
+    results = zip(losses, stack.steps, stack.examples, strict=True)
+    fitted = [Fitted(loss, seconds * count / max(1, examples), steps, count) for loss, steps, count in results]
+    return [fitted[position] for position in np.argsort(stack.order)]
 
 
 class _Stack:
@@ -134,14 +134,14 @@ class _Stack:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         rows = [[(epoch, r.numpy()) for epoch in range(1, job.passes + 1) for r in job.rows(epoch)] for job in jobs]
-        self.order = sorted(range(len(jobs)), key=lambda place: -len(rows[place]))
-        self.jobs, self._rows = [jobs[place] for place in self.order], [rows[place] for place in self.order]
-        self.steps = [len(each) for each in self._rows]
-        self.seen = [sum(len(batch) for _, batch in each) for each in self._rows]
+        self.order = sorted(range(len(jobs)), key=lambda position: -len(rows[position]))
+        self.jobs, self._rows = [jobs[position] for position in self.order], [rows[position] for position in self.order]
+        self.steps = [len(of_client) for of_client in self._rows]
+        self.examples = [sum(len(batch) for _, batch in of_client) for of_client in self._rows]
         self.device = jobs[0].trainer.device
         self._loss_each: Callable[..., torch.Tensor] = jobs[0].trainer.learning.loss_each or _no_loss
         tensors = [floating(job.module) for job in self.jobs]
-        self.values = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
+        self.values = {name: torch.stack([of_client[name].detach() for of_client in tensors]) for name in tensors[0]}
         names = {parameter: name for name, parameter in self.jobs[0].module.named_parameters()}
         self.trained = [names[parameter] for parameter in _parameters(self.jobs[0].optimizer)]
         self.x = torch.cat([job.trainer.x[:] for job in self.jobs])
@@ -151,48 +151,48 @@ class _Stack:
     def _batches(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return each step's rows and their share of the loss, (steps, clients, batch), and sizes in the last epoch."""
         sizes = [len(job.trainer.y) for job in self.jobs]
-        most = max((len(batch) for each in self._rows for _, batch in each), default=1)
+        most = max((len(batch) for of_client in self._rows for _, batch in of_client), default=1)
         shape = max(self.steps), len(self.jobs)
         index, present = np.zeros((*shape, most), np.int64), np.zeros((*shape, most), np.float32)
         last = np.zeros(shape, np.float32)
-        for client, (offset, each) in enumerate(zip(np.cumsum([0, *sizes[:-1]]), self._rows, strict=True)):
-            for step, (epoch, batch) in enumerate(each):
+        for client, (offset, of_client) in enumerate(zip(np.cumsum([0, *sizes[:-1]]), self._rows, strict=True)):
+            for step, (epoch, batch) in enumerate(of_client):
                 index[step, client] = batch[0] + offset  # padding: an example of the same batch, which counts nothing
                 index[step, client, : len(batch)] = batch + offset
                 present[step, client, : len(batch)] = 1
                 last[step, client] = len(batch) * (epoch == self.jobs[client].passes)
-        rows, there, ends = (torch.from_numpy(each).to(self.device) for each in (index, present, last))
+        rows, share, ends = (torch.from_numpy(array).to(self.device) for array in (index, present, last))
         if any(job.trainer.class_weights is not None for job in self.jobs):
-            there = there * torch.cat([_example_weights(job.trainer) for job in self.jobs])[rows]
-        return rows, there / there.sum(2, keepdim=True).clamp(min=1e-30), ends
+            share = share * torch.cat([_example_weights(job.trainer) for job in self.jobs])[rows]
+        return rows, share / share.sum(2, keepdim=True).clamp(min=1e-30), ends
 
     def losses(self, values: Tensors, index: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return the loss of each client, (clients,), on its rows (clients, batch)."""
-        module, each = self.jobs[0].module, self._loss_each
+        module, loss_each = self.jobs[0].module, self._loss_each
 
         def loss(values: Tensors, x: torch.Tensor, y: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
             outputs = functional_call(module, values, (x,))
-            return (each(outputs, y) * share).sum()
+            return (loss_each(outputs, y) * share).sum()
 
-        found: torch.Tensor = vmap(loss, randomness="error")(values, self.x[index], self.y[index], share)
-        return found
+        losses: torch.Tensor = vmap(loss, randomness="error")(values, self.x[index], self.y[index], share)
+        return losses
 
     def leaves(self, count: int) -> Tensors:
         """Return the values of the first clients, of which what is trained requires gradients. Storage is shared."""
-        found = {name: value[:count] for name, value in self.values.items()}
-        return {name: value.requires_grad_(name in self.trained) for name, value in found.items()}
+        leaves = {name: value[:count] for name, value in self.values.items()}
+        return {name: value.requires_grad_(name in self.trained) for name, value in leaves.items()}
 
     def gradients(self, losses: torch.Tensor, leaves: Tensors) -> Tensors:
         """Return the gradient of each client's loss, (clients, …), for what is trained and affects the loss."""
-        found = torch.autograd.grad(losses.sum(), [leaves[name] for name in self.trained], allow_unused=True)
-        return {name: gradient for name, gradient in zip(self.trained, found, strict=True) if gradient is not None}
+        gradients = torch.autograd.grad(losses.sum(), [leaves[name] for name in self.trained], allow_unused=True)
+        return {name: gradient for name, gradient in zip(self.trained, gradients, strict=True) if gradient is not None}
 
     def train(self) -> list[float]:
         """Make all steps, write the results into the modules, and return the mean losses of the last epochs."""
         before, after = (self._hook(which) for which in ("before_step", "after_step"))
         optimizer = StackedSteps([job.optimizer for job in self.jobs], self.trained, self.device)
-        told = [job.hooks.after_epoch is not no_epoch for job in self.jobs]
-        kept = {name: value.clone() for name, value in self.values.items()} if any(told) else {}
+        has_epoch_hook = [job.hooks.after_epoch is not no_epoch for job in self.jobs]
+        kept = {name: value.clone() for name, value in self.values.items()} if any(has_epoch_hook) else {}
         total = torch.zeros(len(self.jobs), device=self.device)
         count, leaves = 0, Tensors()
         try:
@@ -208,7 +208,7 @@ class _Stack:
                     after(leaves, gradients)
                     total[:count] += losses.detach() * self.last[step, :count]
                 for client in range(count):
-                    if told[client] and self._ends(client, step):
+                    if has_epoch_hook[client] and self._ends(client, step):
                         self._write(client, self.values)
                         self.jobs[client].hooks.after_epoch(self.jobs[client].module, self._rows[client][step][0])
         except BaseException:
@@ -218,7 +218,7 @@ class _Stack:
         for client in range(len(self.jobs)):
             self._write(client, self.values)
         sizes = (len(job.trainer.y) for job in self.jobs)
-        return [each / size for each, size in zip(total.tolist(), sizes, strict=True)]
+        return [loss / size for loss, size in zip(total.tolist(), sizes, strict=True)]
 
     def _ends(self, client: int, step: int) -> bool:
         rows = self._rows[client]
@@ -255,7 +255,7 @@ def check(stack: _Stack) -> None:
     functorch: Any = torch._C._functorch
     functorch._set_vmap_fallback_enabled(False)  # a loop over clients, with a warning, would gain nothing
     try:
-        found = stack.gradients(stack.losses(leaves, index, share), leaves)
+        gradients = stack.gradients(stack.losses(leaves, index, share), leaves)
     except torch.OutOfMemoryError:
         raise
     except Exception as reason:
@@ -268,7 +268,7 @@ def check(stack: _Stack) -> None:
         raise UnfitError("the model changes what it holds in training, or draws numbers")
     sizes = [len(rows[0][1]) for rows in stack._rows]
     for client in {sizes.index(min(sizes)), sizes.index(max(sizes))}:
-        _compare({name: gradient[client] for name, gradient in found.items()}, stack, client)
+        _compare({name: gradient[client] for name, gradient in gradients.items()}, stack, client)
 
 
 def _fingerprint(module: nn.Module) -> bytes:
@@ -278,18 +278,18 @@ def _fingerprint(module: nn.Module) -> bytes:
         raise UnfitError(f"an attribute that cannot be compared: {reason}") from None
 
 
-def _compare(found: Tensors, stack: _Stack, client: int) -> None:
+def _compare(gradients: Tensors, stack: _Stack, client: int) -> None:
     job, rows = stack.jobs[client], torch.from_numpy(stack._rows[client][0][1]).to(stack.device)
     parameters = dict(job.module.named_parameters())
     loss = job.trainer.loss(job.module(job.trainer.x[rows]), job.trainer.y[rows])
-    wanted = [parameters[name] for name in stack.trained]
-    alone = torch.autograd.grad(loss, wanted, allow_unused=True)
+    trained = [parameters[name] for name in stack.trained]
+    alone = torch.autograd.grad(loss, trained, allow_unused=True)
     for name, gradient in zip(stack.trained, alone, strict=True):
-        if (gradient is None) != (name not in found):
+        if (gradient is None) != (name not in gradients):
             raise UnfitError(f"{name} has a gradient in one way only")
         if gradient is not None:
             limit = TOLERANCE * gradient.abs().max() + 1e-7
-            if not bool(((found[name] - gradient).abs() <= limit).all() | ~gradient.isfinite().all()):
+            if not bool(((gradients[name] - gradient).abs() <= limit).all() | ~gradient.isfinite().all()):
                 raise UnfitError(f"another gradient of {name}")
 
 

@@ -30,8 +30,8 @@ class StackedSteps:
         by_client = [settings(optimizer) for optimizer in optimizers]
         self._settings = dict(zip(names, by_client[0], strict=True))
         self._rates: dict[str, float | torch.Tensor] = {}
-        for place, name in enumerate(names):
-            rates = [each[place]["lr"] for each in by_client]
+        for number, name in enumerate(names):
+            rates = [groups[number]["lr"] for groups in by_client]
             self._rates[name] = rates[0] if len(set(rates)) == 1 else torch.tensor(rates).to(device)
         self._kept: dict[str, tuple[torch.Tensor, ...]] = {}
         self._steps = 0
@@ -44,9 +44,9 @@ class StackedSteps:
             squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
             shrink = (self._most / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
             gradients = {name: gradient * along(shrink, gradient) for name, gradient in gradients.items()}
-        for name, found in gradients.items():
+        for name, plain in gradients.items():
             value, decay = values[name], self._settings[name]["weight_decay"]
-            gradient = found.add(value, alpha=decay) if decay else found
+            gradient = plain.add(value, alpha=decay) if decay else plain
             (self._adam_step if self._adam else self._sgd_step)(name, value, gradient)
 
     def _sgd_step(self, name: str, value: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ class StackedSteps:
     def _adam_step(self, name: str, value: torch.Tensor, gradient: torch.Tensor) -> None:
         if name not in self._kept:
             self._kept[name] = torch.zeros_like(gradient), torch.zeros_like(gradient)
-        mean, square = (each[: len(value)] for each in self._kept[name])
+        mean, square = (buffer[: len(value)] for buffer in self._kept[name])
         first, second = BETAS
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)

@@ -26,7 +26,7 @@ from sepal.tasks.builtin import BY_CLASS
 from sepal.tasks.learning import LearningTask
 from sepal.training.augment import Augment
 from sepal.training.batches import shuffled, smallest_batch
-from sepal.training.columns import Part, split, taken
+from sepal.training.columns import Part, read_batches, split
 from sepal.training.devices import seeded
 from sepal.training.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.training.losses import Losses, autocast
@@ -138,7 +138,7 @@ class Trainer:
 
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,), for methods that declare that they need it."""
-        return Losses(self.learning, self.class_weights, self.config.label_smoothing).each(outputs, targets)
+        return Losses(self.learning, self.class_weights, self.config.label_smoothing).by_example(outputs, targets)
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded; all else is the client's.
@@ -231,7 +231,7 @@ class Trainer:
                 return self._count(module, fitted, density)
             for network in self._trained(module):  # what cannot be captured is noticed by trying, too
                 network.state.restore(self.local)
-        begun, mean, seen = time.monotonic(), torch.zeros((), device=self.device), 0
+        begun, mean, examples = time.monotonic(), torch.zeros((), device=self.device), 0
         with self.randomness(round, purpose):
             for epoch in range(1, passes + 1):
                 mean.zero_()
@@ -245,18 +245,18 @@ class Trainer:
                     optimizer.step()
                     hooks.after_step(module)
                     mean += loss.detach() * len(y)
-                    seen += len(y)
+                    examples += len(y)
                     self.steps += 1
                 hooks.after_epoch(module, epoch)
         self.seconds += time.monotonic() - begun
         self._keep(module)
-        self.account(module, seen, density)
+        self.account(module, examples, density)
         return float(mean) / len(self.y)
 
     def _count(self, module: nn.Module, fitted: Fitted, density: Mapping[str, float] | None) -> float:
         """Count what training that was not made here has cost, and return its loss."""
         self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
-        self.account(module, fitted.seen, density)
+        self.account(module, fitted.examples, density)
         return fitted.loss
 
     def optimizer(
@@ -278,9 +278,9 @@ class Trainer:
             ModelError: ``state`` does not fit the parameters.
         """
         trained = list(module.parameters()) if parameters is None else parameters
-        made = make_optimizer(self.config, trained, round, self.halvings)
-        load_state(made, module, state or {})
-        return made
+        optimizer = make_optimizer(self.config, trained, round, self.halvings)
+        load_state(optimizer, module, state or {})
+        return optimizer
 
     def batches(
         self, round: int, purpose: str, epoch: int, smallest: int = 1
@@ -293,7 +293,7 @@ class Trainer:
             epoch: From 1.
             smallest: Minimum batch size; see :func:`~sepal.training.batches.shuffled`.
         """
-        pairs = taken(self.x, self.y, self.rows(round, purpose, epoch, smallest))
+        pairs = read_batches(self.x, self.y, self.rows(round, purpose, epoch, smallest))
         if self.augment is None:
             yield from pairs
             return
@@ -324,11 +324,11 @@ class Trainer:
                 with self.cast():
                     share = objective(module, x, y) * (len(y) / len(self.y))
                 share.backward()  # type: ignore[no-untyped-call]
-        found = read_gradients(module)
+        gradients = read_gradients(module)
         module.zero_grad(set_to_none=True)
         self.seconds += time.monotonic() - begun
         self.account(module, len(self.y))
-        return found
+        return gradients
 
     def release(self, update: Values, round: int) -> Released:
         """Return an update, float32 (d,), as ``privacy.*`` allows it to leave the client; see :func:`release`.

@@ -35,17 +35,17 @@ def ones(data: Bytes, start: int, count: int, key: str) -> Index:
     Raises:
         WireError: The number of set bits is not ``count``.
     """
-    found = np.empty(count, np.int64)
+    positions = np.empty(count, np.int64)
     done = 0
     for at in range(start >> 3, data.size, BLOCK):
         bits = np.unpackbits(data[at : at + BLOCK], bitorder="little").view(np.bool_)
         if 8 * at < start:
             bits[: start & 7] = False
-        here = np.flatnonzero(bits)
-        if done + here.size > count:
+        block_positions = np.flatnonzero(bits)
+        if done + block_positions.size > count:
             raise WireError(key, f"{count} set bits", "more")
-        np.add(here, 8 * at - start, out=found[done : done + here.size])
-        done += here.size
+        np.add(block_positions, 8 * at - start, out=positions[done : done + block_positions.size])
+        done += block_positions.size
     if done < count:
         raise WireError(key, f"{count} set bits", str(done))
-    return found
+    return positions

@@ -140,20 +140,20 @@ def _admit(name: str, entry: Entry | None, spec: TensorSpec) -> None:
     if entry.shape != spec.shape:
         raise WireError(f"{name} shape", str(spec.shape), str(entry.shape))
     support = _SUPPORT.get(entry.index, Support.EXPLICIT)
-    if support is not spec.support and not _known(support, spec):
+    if support is not spec.support and not _is_known(support, spec):
         raise WireError(f"{name} index", f"{spec.support.value} support", entry.index.value)
     if spec.values is (entry.values is ValueCoding.NONE):
         raise WireError(f"{name} values", "values" if spec.values else "a mask without values", entry.values.value)
     fewest, most = spec.min_count, spec.size if spec.max_count is None else spec.max_count
-    if not fewest <= entry.count <= most and not _known(support, spec):
+    if not fewest <= entry.count <= most and not _is_known(support, spec):
         raise WireError(f"{name} count", f"{fewest} to {most}", str(entry.count))
     if support is not Support.EXPLICIT:
-        known = spec.size if spec.index is None else spec.index.size
-        if entry.count != known:
-            raise WireError(f"{name} count", f"{known} of the known support", str(entry.count))
+        known_size = spec.size if spec.index is None else spec.index.size
+        if entry.count != known_size:
+            raise WireError(f"{name} count", f"{known_size} of the known support", str(entry.count))
 
 
-def _known(support: Support, spec: TensorSpec) -> bool:
+def _is_known(support: Support, spec: TensorSpec) -> bool:
     """Return whether the receiver accepts a new support and is sent the known one."""
     return support is Support.DERIVED and spec.support is Support.EXPLICIT and spec.index is not None
 

@@ -213,11 +213,11 @@ def _read_entry(tensor: pb.Tensor) -> Entry:
 def _check_entries(entries: list[Entry]) -> None:
     if len(entries) > MAX_TENSORS:
         raise WireError("header", f"at most {MAX_TENSORS} tensors", str(len(entries)))
-    seen: set[str] = set()
+    names: set[str] = set()
     for entry in entries:
-        if entry.name in seen:
+        if entry.name in names:
             raise WireError("name", "each name once", entry.name)
-        seen.add(entry.name)
+        names.add(entry.name)
         _check_count(entry)
         _check_parameters(entry)
         _check_lengths(entry)

@@ -90,9 +90,9 @@ def _rows(index: Index, shape: tuple[int, ...]) -> Iterator[_Choice]:
 
 def _rows_on(rows: Index, extent: int, axis: int) -> _Choice:
     def encode() -> CodedIndex:
-        taken = np.zeros(extent, np.bool_)
-        taken[rows] = True
-        return CodedIndex(IndexCoding.ROWS, packed(taken).tobytes(), axis=axis)
+        bits = np.zeros(extent, np.bool_)
+        bits[rows] = True
+        return CodedIndex(IndexCoding.ROWS, packed(bits).tobytes(), axis=axis)
 
     return (extent + 7) // 8, encode
 
@@ -126,10 +126,10 @@ def _spread(rows: Index, shape: tuple[int, ...], axis: int) -> Index:
 
 
 def _ones_below(data: Bytes, count: int, size: int, key: str) -> Index:
-    found = ones(data, 0, count, key)
-    if found[-1] >= size:
-        raise WireError(key, "padding of 0", f"bit {found[-1]} of {size} set")
-    return found
+    positions = ones(data, 0, count, key)
+    if positions[-1] >= size:
+        raise WireError(key, "padding of 0", f"bit {positions[-1]} of {size} set")
+    return positions
 
 
 def _complement(index: Index, size: int) -> Index:

@@ -134,18 +134,18 @@ class APFLClient(ClientBase[ClientState]):
         """Start with v_i = W_0 and α as configured."""
         return ClientState(dict(self.task.weights), dict(self.task.weights), self.hyper.alpha)
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return v_i mixed with the received global model."""
-        return mix(state.personal, super().arrived(state, download, plan), state.alpha, trained(self.layout))
+        return mix(state.personal, super().received_weights(state, download, plan), state.alpha, trained(self.layout))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return v̄_i once it has been trained."""
         return state.mixed if state.rounds else {}
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Algorithm 1 on the client; w_i is uploaded."""
         shared, personal = self.trainer.network(), self.trainer.network("personal")
-        shared.load(super().arrived(state, download, plan))
+        shared.load(super().received_weights(state, download, plan))
         personal.load(state.personal)
         both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive)
         rate = self.trainer.learning_rate(plan.round)
@@ -154,8 +154,10 @@ class APFLClient(ClientBase[ClientState]):
         self.trainer.fit(both, plan.round, hooks, parameters=parts)
         epochs = self.task.config.local_epochs
         self.trainer.account(shared.module, epochs * len(self.trainer.y))  # fit counts the pass of v̄_i only
-        alpha, sent, own = float(both.alpha.detach()), shared.read(), personal.read()
-        after = ClientState(own, mix(own, sent, alpha, trained(self.layout)), alpha, state.rounds + 1)
+        alpha, sent, personal_weights = float(both.alpha.detach()), shared.read(), personal.read()
+        after = ClientState(
+            personal_weights, mix(personal_weights, sent, alpha, trained(self.layout)), alpha, state.rounds + 1
+        )
         return after, Payload(dense(sent, self.layout, self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:

@@ -52,18 +52,18 @@ class DittoClient(ClientBase[ClientState]):
         """Start with v_i = W_0."""
         return ClientState(dict(self.task.weights))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return v_i; empty before it was trained."""
         return state.personal if state.rounds else {}
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train the global model, which is uploaded, then v_i."""
-        sent = self.fit(self.arrived(state, download, plan), plan)
+        sent = self.fit(self.received_weights(state, download, plan), plan)
         return self.adapt(state, download, plan), Payload(dense(sent, self.shared(), self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Update v_i ← v_i - η(∇F_i(v_i) + λ(v_i - w^t)) for the personal model's epochs."""
-        near = proximal(self.arrived(state, download, plan), self.hyper.lam, self.trainer.device)
+        near = proximal(self.received_weights(state, download, plan), self.hyper.lam, self.trainer.device)
         model = self.fit(state.personal, plan, near, epochs=self.hyper.epochs or None, purpose="personal")
         return ClientState(model, state.rounds + 1)
 

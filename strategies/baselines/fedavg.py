@@ -99,20 +99,22 @@ class FedAvgClient(ClientBase[ClientState]):
         """Start without a model."""
         return ClientState()
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the model after the last local epochs; empty before."""
         return state.model
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train the global model for E epochs."""
-        return ClientState(self.fit(self.arrived(state, download, plan), plan))
+        return ClientState(self.fit(self.received_weights(state, download, plan), plan))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train the global model. With ``privacy.*``, W plus the noised change of W is sent; the state has no noise."""
         after, upload = super().train(state, download, plan)
-        return after, self._private(self.arrived(state, download, plan), after, plan) if self.private else upload
+        return after, self._released(
+            self.received_weights(state, download, plan), after, plan
+        ) if self.clips_uploads else upload
 
-    def _private(self, received: Weights, after: ClientState, plan: Plan) -> Payload:
+    def _released(self, received: Weights, after: ClientState, plan: Plan) -> Payload:
         flat = Flat(self.shared())
         start = flat.join(received)
         change = self.trainer.release(flat.join(after.model) - start, plan.round).noised

@@ -43,16 +43,16 @@ class FedAvgFtClient(FedAvgClient):
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train as in FedAvg, also with ``privacy.*``; then fine-tune, if the plan says so."""
-        received = self.arrived(state, download, plan)
+        received = self.received_weights(state, download, plan)
         trained = ClientState(self.fit(received, plan))
         after = self.adapt(state, download, plan) if plan.scalars["finetune"] else trained
-        if self.private:
-            return after, self._private(received, trained, plan)
+        if self.clips_uploads:
+            return after, self._released(received, trained, plan)
         return after, Payload(dense(trained.model, self.shared(), self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Fine-tune the received model, without an upload."""
-        start = self.arrived(state, download, plan)
+        start = self.received_weights(state, download, plan)
         return ClientState(self.fit(start, plan, epochs=self.hyper.epochs, purpose="finetune"))
 
 

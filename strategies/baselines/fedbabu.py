@@ -51,18 +51,18 @@ class FedBabuClient(Body, FedAvgClient):
     batched = True
     dense_exchange = True
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the averaged body with the initial head."""
-        return {**self.task.weights, **super().arrived(state, download, plan)}
+        return {**self.task.weights, **super().received_weights(state, download, plan)}
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Fine-tune the received body and the initial head, without an upload."""
-        start, lr = self.arrived(state, download, plan), self.hyper.tuning * float(self.task.config.lr)
+        start, lr = self.received_weights(state, download, plan), self.hyper.tuning * float(self.task.config.lr)
         return ClientState(self.fit(start, plan, epochs=self.hyper.epochs, purpose="finetune", lr=lr))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train the body."""
-        after = ClientState(self.fit(self.arrived(state, download, plan), plan, only=self.shared()))
+        after = ClientState(self.fit(self.received_weights(state, download, plan), plan, only=self.shared()))
         return after, self.upload(after, plan)
 
 

@@ -111,19 +111,19 @@ class FedDSTServer(ServerBase[ServerState]):
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit weights at the global masks; in a readjusting round, at the client's own masks."""
         moving = bool(plan.scalars["fraction"])
-        known = everywhere(state.masks, self.layout)
-        return Schema(at_masks_specs(self.layout, sizes(self.task), None if moving else known, fresh=moving))
+        global_masks = everywhere(state.masks, self.layout)
+        return Schema(at_masks_specs(self.layout, sizes(self.task), None if moving else global_masks, fresh=moving))
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Compute Σ n_i·w_i·m_i ⊘ Σ n_i·m_i; when readjusting, keep the largest of each layer that any client kept."""
-        held = mean_of_holders(uploads, {p.name: p.shape for p in self.layout}, self.weigh)
+        covered = mean_of_holders(uploads, {p.name: p.shape for p in self.layout}, self.weigh)
         if not len(uploads):
             return state, {}
         masks = dict(state.masks)
         if plan.scalars["fraction"]:
             kept = budgets(self.task)
-            masks = {name: largest(held.mean[name], k, held.holders[name] > 0) for name, k in kept.items()}
-        weights = {name: mean.astype(np.float32) for name, mean in held.mean.items()}
+            masks = {name: largest(covered.mean[name], k, covered.holders[name] > 0) for name, k in kept.items()}
+        weights = {name: mean.astype(np.float32) for name, mean in covered.mean.items()}
         grown = sum(int((masks[name] & ~state.masks[name]).sum()) for name in masks)
         return ServerState(masked(weights, masks), masks), {"grown": float(grown)}
 
@@ -136,7 +136,7 @@ class FedDSTServer(ServerBase[ServerState]):
 class LastBatchLoss(Capturable):
     """The loss, which keeps the inputs and targets of the last batch in ``batch``."""
 
-    HELD: ClassVar[tuple[str, ...]] = ("batch",)
+    OF_NETWORK: ClassVar[tuple[str, ...]] = ("batch",)
     objective: Objective
     batch: list[torch.Tensor]
 
@@ -159,15 +159,15 @@ class ApplyMasks(Capturable):
     """Multiplies weights by their masks, bool by name."""
 
     TENSORS: ClassVar[tuple[str, ...]] = ("masks",)
-    HELD: ClassVar[tuple[str, ...]] = ("held",)
+    OF_NETWORK: ClassVar[tuple[str, ...]] = ("network_tensors",)
     masks: Mapping[str, torch.Tensor]
-    held: Mapping[str, torch.Tensor]
+    network_tensors: Mapping[str, torch.Tensor]
 
     def __call__(self, module: nn.Module) -> None:
         """Apply the masks."""
         with torch.no_grad():
             for name, mask in self.masks.items():
-                self.held[name].mul_(mask)
+                self.network_tensors[name].mul_(mask)
 
 
 class FedDSTClient(FedAvgClient):
@@ -177,15 +177,15 @@ class FedDSTClient(FedAvgClient):
         """Admit the global model and its masks; in round 1 an empty payload, because both follow from W_0."""
         return Schema() if plan.round == 1 else Schema(at_masks_specs(self.layout, sizes(self.task)))
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the sparse global model."""
-        weights = super().arrived(state, download, plan)
+        weights = super().received_weights(state, download, plan)
         return weights if download.tensors else masked(weights, first_masks(self.task))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train with the received masks, readjust them if the plan says so, and upload weights and new masks."""
         masks, fraction = self._masks(download), float(plan.scalars["fraction"])
-        start, epochs = self.arrived(state, download, plan), self.task.config.local_epochs
+        start, epochs = self.received_weights(state, download, plan), self.task.config.local_epochs
         if fraction:
             after = min(self.hyper.train_after, epochs - 1)
             model, gradient = self._fit(start, masks, plan, epochs - after)
@@ -197,17 +197,17 @@ class FedDSTClient(FedAvgClient):
                 model, _ = self._fit(model, masks, plan, after, "after")
         else:
             model, _ = self._fit(start, masks, plan, epochs)
-        sent = at_masks(model, everywhere(masks, self.layout), self.coding, known=not fraction)
+        sent = at_masks(model, everywhere(masks, self.layout), self.coding, derived=not fraction)
         return ClientState(model), Payload(sent)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train with the received masks."""
-        start, epochs = self.arrived(state, download, plan), self.task.config.local_epochs
+        start, epochs = self.received_weights(state, download, plan), self.task.config.local_epochs
         return ClientState(self._fit(start, self._masks(download), plan, epochs)[0])
 
     def _masks(self, download: Payload) -> Masks:
-        came = download.tensors
-        return {name: came[name].mask() for name in budgets(self.task)} if came else first_masks(self.task)
+        tensors = download.tensors
+        return {name: tensors[name].mask() for name in budgets(self.task)} if tensors else first_masks(self.task)
 
     def _fit(
         self, start: Weights, masks: Masks, plan: Plan, epochs: int, purpose: str = "train"

@@ -73,13 +73,15 @@ class Mixture:
 
     def first(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return the models before round 1: M draws, but what the user's ``build`` sets is the same in all of them."""
-        found = {f"0/{name}": array for name, array in self.task.weights.items()}
+        models = {f"0/{name}": array for name, array in self.task.weights.items()}
         for m in range(1, self.task.hyper.models):
             seed = int(derive(self.task.config.seed, "fedem", m).integers(2**62))
             drawn = initial_weights(self.task.make(), seed)
-            own = {name: self.task.weights[name] if name in self.task.given else new for name, new in drawn.items()}
-            found |= {f"{m}/{name}": array for name, array in own.items()}
-        return found
+            weights = {
+                name: self.task.weights[name] if name in self.task.user_set else new for name, new in drawn.items()
+            }
+            models |= {f"{m}/{name}": array for name, array in weights.items()}
+        return models
 
 
 class FedEmServer(Mixture, FedAvgServer):
@@ -99,24 +101,24 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         """Start with equal shares, and without models."""
         return ClientState()
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the received models."""
-        return super().arrived(state, download, plan) if download.tensors else self.first()
+        return super().received_weights(state, download, plan) if download.tensors else self.first()
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the models after the last training."""
         return state.models
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the log of the mixture of probabilities."""
-        models = state.models if download is None else self.arrived(state, download, plan)
+        models = state.models if download is None else self.received_weights(state, download, plan)
         if not models:
             return None
         predict, shares = [self._predict(models, m) for m in range(self.hyper.models)], self._shares(state)
 
         def mixture(x: torch.Tensor) -> torch.Tensor:
             pairs = zip(predict, np.log(shares), strict=True)
-            logs = torch.stack([torch.log_softmax(one(x), 1) + float(log) for one, log in pairs])
+            logs = torch.stack([torch.log_softmax(predictor(x), 1) + float(log) for predictor, log in pairs])
             return torch.logsumexp(logs.masked_fill(logs.isnan(), -torch.inf), 0)
 
         return mixture
@@ -128,7 +130,7 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Run the E-step and the M-step; a novel client only runs the E-step."""
-        models = self.arrived(state, download, plan)
+        models = self.received_weights(state, download, plan)
         posterior = self.posterior(models, self._shares(state))
         shares = posterior.mean(0)
         if not plan.novel:
@@ -145,8 +147,8 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         for m in range(self.hyper.models):
             predict = self._predict(models, m)
             parts = split(self.trainer.x, self.trainer.y, EXAMPLES)
-            found = [self.trainer.loss_each(predict(x), y) for x, y in parts]
-            losses.append(torch.cat(found).cpu().numpy().astype(np.float64))
+            part_losses = [self.trainer.loss_each(predict(x), y) for x, y in parts]
+            losses.append(torch.cat(part_losses).cpu().numpy().astype(np.float64))
         loss = np.stack(losses, 1)
         loss[~np.isfinite(loss)] = np.inf
         loss[np.isinf(loss).all(1)] = 0  # no model says anything of the example: q = π

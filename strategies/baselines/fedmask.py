@@ -116,15 +116,15 @@ class FedMaskServer(ServerBase[ServerState]):
         votes = {p.name: np.zeros(p.shape, np.int32) for p in self.parts.masked}
         holders = {p.name: np.zeros(p.shape, np.int32) for p in self.parts.masked}
         for upload in uploads:
-            name, came = upload.client.name, upload.payload.tensors
+            name, tensors = upload.client.name, upload.payload.tensors
             if name not in structures:
                 structures[name] = pack(
-                    {p.name: came[f"{p.name}/units"].mask() for p in self.parts.units}, self.parts.units
+                    {p.name: tensors[f"{p.name}/units"].mask() for p in self.parts.units}, self.parts.units
                 )
-            for weight, mask in self.parts.read(came, structures[name]).items():
+            for weight, mask in self.parts.read(tensors, structures[name]).items():
                 votes[weight] += mask
-            for weight, held in self.parts.held(structures[name]).items():
-                holders[weight] += held
+            for weight, entries in self.parts.entries(structures[name]).items():
+                holders[weight] += entries
         after = {name: np.where(holders[name] > 0, 2 * votes[name] >= holders[name], masks[name]) for name in masks}
         return ServerState(pack(after, self.parts.masked), structures), {}
 
@@ -183,16 +183,16 @@ class FedMaskClient(ClientBase[ClientState]):
 
     def masks(self, state: ClientState) -> dict[str, Mask]:
         """Return the client's own masks: where it holds an entry and its score is at least 0."""
-        held = self.parts.held(state.structure)
-        return {name: held[name] & (score >= 0) for name, score in state.scores.items()}
+        entries = self.parts.entries(state.structure)
+        return {name: entries[name] & (score >= 0) for name, score in state.scores.items()}
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the weights under the received masks; under the first ones in round 1."""
         if not download.tensors:
             return self.parts.model({name: score >= 0 for name, score in self.parts.first.items()})
         return self.parts.model(self.parts.read(download.tensors, state.structure))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the weights under the client's masks."""
         return self.parts.model(self.masks(state)) if state.scores else {}
 
@@ -207,19 +207,19 @@ class FedMaskClient(ClientBase[ClientState]):
         """Take over the received bits and train the scores; after the first training, choose the structure."""
         scores = dict(self.parts.first)
         if download.tensors:
-            came = self.parts.read(download.tensors, state.structure)
-            scores = {name: signed(score, came[name]) for name, score in (state.scores or scores).items()}
-        trained = self.fit_scores(scores, self.parts.held(state.structure), plan)
+            bits = self.parts.read(download.tensors, state.structure)
+            scores = {name: signed(score, bits[name]) for name, score in (state.scores or scores).items()}
+        trained = self.fit_scores(scores, self.parts.entries(state.structure), plan)
         return ClientState(state.structure or self.parts.chosen(trained), trained)
 
-    def fit_scores(self, scores: Weights, held: Masks, plan: Plan) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the scores after E epochs; only those at ``held`` move."""
+    def fit_scores(self, scores: Weights, entries: Masks, plan: Plan) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the scores after E epochs; only those at ``entries`` move."""
         network = self.trainer.network("fedmask", lambda: Masked(self.trainer.make(), self.parts.masked))
         start = {f"model.{name}": array for name, array in self.parts.weights.items()}
         named = {f"scores.{key(name)}": name for name in scores}
         network.load({**start, **{at: scores[name] for at, name in named.items()}})
         free = {name: np.ones(array.shape, np.bool_) for name, array in start.items()}
-        hooks = frozen(network, {**free, **{at: held[name] for at, name in named.items()}})
+        hooks = frozen(network, {**free, **{at: entries[name] for at, name in named.items()}})
         group = ParameterGroup(
             list(typing.cast("Masked", network.module).scores.parameters()), self.hyper.lr or None, self.hyper.momentum
         )

@@ -65,22 +65,22 @@ class Parts:
                 size = np.float32(math.sqrt(2 * gain / self.hyper.keep / math.prod(p.shape[1:])))
                 self.weights[p.name] = np.where(task.weights[p.name] < 0, -size, size).astype(np.float32)
 
-    def held(self, structure: Packed) -> dict[str, Mask]:
+    def entries(self, structure: Packed) -> dict[str, Mask]:
         """Return the entries of a structure, bool by weight; all entries if there is no structure."""
-        units, found = unpack(structure, self.units), {}
+        units, entries = unpack(structure, self.units), {}
         for p in self.masked:
             shape = [-1 if axis == self.axis.get(p.name) else 1 for axis in range(len(p.shape))]
             kept = units[p.name].reshape(shape) if p.name in units else np.ones((), np.bool_)
-            found[p.name] = np.broadcast_to(kept, p.shape)
-        return found
+            entries[p.name] = np.broadcast_to(kept, p.shape)
+        return entries
 
     def chosen(self, scores: Weights) -> Packed:
         """Return the structure: in each layer the units with the largest mean scores."""
-        found = {}
+        units = {}
         for p in self.units:
             score = np.moveaxis(scores[p.name], self.axis[p.name], 0).reshape(p.size, -1).mean(1)
-            found[p.name] = largest(score - score.min(), count(self.hyper.keep, p.size))
-        return pack(found, self.units)
+            units[p.name] = largest(score - score.min(), count(self.hyper.keep, p.size))
+        return pack(units, self.units)
 
     def model(self, masks: Masks) -> dict[str, npt.NDArray[np.float32]]:
         """Return the weights under masks."""
@@ -88,7 +88,7 @@ class Parts:
 
     def bits(self, masks: Masks, structure: Packed) -> dict[str, SparseTensor]:
         """Return masks as they are sent: one bit for each entry of a structure."""
-        return {name: members(masks[name][held]) for name, held in self.held(structure).items()}
+        return {name: members(masks[name][entries]) for name, entries in self.entries(structure).items()}
 
     def specs(self, whole: bool = False) -> dict[str, SpecLike]:
         """Return the specs of :meth:`bits`, of any structure, as all have the same number of units; or of all bits."""
@@ -97,10 +97,10 @@ class Parts:
             sizes[p.name] = sizes[p.name] // p.size * count(self.hyper.keep, p.size)
         return {name: TensorSpec((size,), values=False) for name, size in sizes.items()}
 
-    def read(self, came: Tensors, structure: Packed) -> dict[str, Mask]:
+    def read(self, tensors: Tensors, structure: Packed) -> dict[str, Mask]:
         """Return the masks from :meth:`bits`, bool by weight; off outside the structure."""
         masks = {}
-        for name, held in self.held(structure).items():
-            masks[name] = np.zeros(held.shape, np.bool_)
-            masks[name][held] = came[name].mask()
+        for name, entries in self.entries(structure).items():
+            masks[name] = np.zeros(entries.shape, np.bool_)
+            masks[name][entries] = tensors[name].mask()
         return masks

@@ -60,17 +60,17 @@ class PartClient(ClientBase[ClientState]):
         """Start from W_0."""
         return ClientState(dict(self.task.weights))
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the client's model with the received layers."""
-        return {**state.model, **super().arrived(state, download, plan)}
+        return {**state.model, **super().received_weights(state, download, plan)}
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the client's model; empty before it was trained."""
         return state.model if state.rounds else {}
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train the whole model for E epochs."""
-        return ClientState(self.fit(self.arrived(state, download, plan), plan), state.rounds + 1)
+        return ClientState(self.fit(self.received_weights(state, download, plan), plan), state.rounds + 1)
 
 
 class FedPerServer(Body, FedAvgServer):

@@ -41,7 +41,7 @@ class FedRepClient(Body, PartClient):
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train the head on the received body, then the body with the new head."""
         body, head = layers(self.layout, self.hyper.personal_layers)
-        start = self.arrived(state, download, plan)
+        start = self.received_weights(state, download, plan)
         model = self.fit(start, plan, epochs=self.hyper.head_epochs or None, purpose="head", only=head)
         model = self.fit(model, plan, epochs=self.hyper.body_epochs or None, only=body)
         after = ClientState(model, state.rounds + 1)
@@ -51,7 +51,7 @@ class FedRepClient(Body, PartClient):
         """Train the head only, for at least 10 epochs, as the authors' code does at the end."""
         head = layers(self.layout, self.hyper.personal_layers)[1]
         epochs = max(10, self.hyper.head_epochs or self.task.config.local_epochs)
-        model = self.fit(self.arrived(state, download, plan), plan, epochs=epochs, purpose="head", only=head)
+        model = self.fit(self.received_weights(state, download, plan), plan, epochs=epochs, purpose="head", only=head)
         return ClientState(model, state.rounds + 1)
 
 

@@ -152,13 +152,13 @@ class FedSCRClient(ClientBase[ClientState]):
         """Start with a residual of 0."""
         return ClientState({p.name: np.zeros(p.shape, np.float32) for p in self.parts})
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the locally trained model."""
         return state.model
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Send the large structures of u = w_i - W + residual; the others become the new residual."""
-        received = self.arrived(state, download, plan)
+        received = self.received_weights(state, download, plan)
         model = self.fit(received, plan)
         update = {p.name: model[p.name] - received[p.name] + state.residual[p.name] for p in self.parts}
         upload, owed = {}, {}
@@ -174,7 +174,7 @@ class FedSCRClient(ClientBase[ClientState]):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train in the same way, without an upload; the residual does not change."""
-        return replace(state, model=self.fit(self.arrived(state, download, plan), plan))
+        return replace(state, model=self.fit(self.received_weights(state, download, plan), plan))
 
 
 FedSCR = register(

@@ -62,7 +62,7 @@ class PartLoss(Capturable):
         drawn: The widths so far, and the sizes of their batches.
     """
 
-    HELD: ClassVar[tuple[str, ...]] = ("parts", "rng", "drawn")
+    OF_NETWORK: ClassVar[tuple[str, ...]] = ("parts", "rng", "drawn")
     FILLED: ClassVar[bool] = False  # the distance from the whole model's outputs is a mean over the batch
     objective: Objective
     distill: bool
@@ -154,8 +154,8 @@ def run_part(part: nn.Module, whole: nn.Module, x: torch.Tensor) -> torch.Tensor
     tensors = whole.state_dict(keep_vars=True)
     first = {name: tensors[name][tuple(slice(side) for side in shape)] for name, shape in shapes.items()}
     part.train(whole.training)
-    found: torch.Tensor = torch.func.functional_call(part, first, (x,))
-    return found
+    logits: torch.Tensor = torch.func.functional_call(part, first, (x,))
+    return logits
 
 
 Fjord = register(

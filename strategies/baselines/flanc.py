@@ -89,8 +89,8 @@ class Levels:
     @cached_property
     def layouts(self) -> dict[float, Layout]:
         """The tensors of a model by width."""
-        found = {width: self.module(width) for width in {*numbers(self.task.hyper.widths), 1.0}}
-        return {width: (*module.general, *module.personal) for width, module in found.items()}
+        modules = {width: self.module(width) for width in {*numbers(self.task.hyper.widths), 1.0}}
+        return {width: (*module.general, *module.personal) for width, module in modules.items()}
 
     def check(self) -> None:
         """Refuse a model or a width that cannot be composed.
@@ -98,30 +98,30 @@ class Levels:
         Raises:
             ModelError: Layers of other kinds, or a width that does not fit.
         """
-        self.held(1.0, 1)
+        self.client_layout(1.0, 1)
 
     def module(self, width: float) -> Composed:
         """Return a new module of ``width``."""
         return Composed(self.task, width)
 
-    def held(self, width: float, round: int) -> Layout:
+    def client_layout(self, width: float, round: int) -> Layout:
         """Return the tensors that a client of ``width`` holds."""
         return self.layouts[width]
 
     def first(self) -> Weights:
         """Return bases and the coefficients of all widths."""
-        whole, found = initial_weights(self.module(1.0), self.task.config.seed), dict[str, npt.NDArray[np.float32]]()
+        whole, weights = initial_weights(self.module(1.0), self.task.config.seed), dict[str, npt.NDArray[np.float32]]()
         for width in numbers(self.task.hyper.widths):
-            narrow = cut(whole, self.held(width, 1))
-            found |= {server: narrow[name] for name, (server, _) in self.places(width, 1).items()}
-        return found
+            narrow = cut(whole, self.client_layout(width, 1))
+            weights |= {server: narrow[name] for name, (server, _) in self.places(width, 1).items()}
+        return weights
 
     def places(self, width: float, round: int) -> dict[str, tuple[str, Place]]:
         """Return the server's name of each tensor of a client of ``width``; it is stored there whole."""
-        names = [p.name for p in self.held(width, round)]
+        names = [p.name for p in self.client_layout(width, round)]
         return {name: (name if name.endswith("theta_u") else f"{width:g}/{name}", ()) for name in names}
 
-    def taken(self, weights: Weights, width: float, round: int) -> Weights:
+    def client_weights(self, weights: Weights, width: float, round: int) -> Weights:
         """Return bases and the coefficients of one width."""
         return {name: weights[server] for name, (server, _) in self.places(width, round).items()}
 
@@ -165,5 +165,5 @@ Flanc = register(
     FlancClient,
     Hyper,
     deployed="received",
-    draws="factors of its own",
+    starts_from="factors of its own",
 )

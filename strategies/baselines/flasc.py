@@ -88,8 +88,8 @@ class FlascServer(Sparse, fedopt.FedAdamServer):
 
     def aggregate(self, state: Any, uploads: Uploads, plan: Plan) -> tuple[Any, Metrics]:
         """Take FedAdam's step with the mean change."""
-        found = sparse_mean(uploads, {"change": (self.flat.size,)}, self.weigh, self.robust)["change"]
-        change: Any = self.flat.cut(found)  # type: ignore[arg-type]  # float64, so that the step starts from the mean
+        mean_change = sparse_mean(uploads, {"change": (self.flat.size,)}, self.weigh, self.robust)["change"]
+        change: Any = self.flat.cut(mean_change)  # type: ignore[arg-type]  # float64, so that the step starts from the mean
         names = [p.name for p in self.fixed]
         mean: Any = weighted_mean(uploads, state.weights, names, self.weigh, robust=self.robust)
         mean |= {name: state.weights[name] + array for name, array in change.items()}
@@ -105,16 +105,16 @@ class FlascClient(Sparse, FedAvgClient):
         """Admit the largest entries of P; nothing in round 1, because W_0 is known."""
         return Schema() if plan.round == 1 else self.schema("adapters", self.hyper.down)
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the received model, 0 where nothing was sent."""
         if not download.tensors:
-            return super().arrived(state, download, plan)
-        given = {p.name: download.tensors[p.name].dense() for p in self.fixed}
-        return {**self.flat.cut(download.tensors["adapters"].dense()), **given}
+            return super().received_weights(state, download, plan)
+        fixed = {p.name: download.tensors[p.name].dense() for p in self.fixed}
+        return {**self.flat.cut(download.tensors["adapters"].dense()), **fixed}
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train from the received model; send the largest entries of the change."""
-        start = self.arrived(state, download, plan)
+        start = self.received_weights(state, download, plan)
         after = self.fit(start, plan)
         change = self.largest(self.flat.join(after) - self.flat.join(start), self.hyper.up)
         return ClientState(after), Payload({"change": change, **dense(after, self.fixed, self.coding)})

@@ -75,20 +75,20 @@ class HeteroFLServer(Output, WidthServer):
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit the client's classes, then tensors of its width."""
-        own = super().upload_schema(state, client, plan).tensors
+        specs = super().upload_schema(state, client, plan).tensors
         if not self.hyper.masked:
-            return Schema(own)
-        return Schema({CLASSES: TensorSpec((self.classes,), values=False, min_count=1), **own})
+            return Schema(specs)
+        return Schema({CLASSES: TensorSpec((self.classes,), values=False, min_count=1), **specs})
 
     def parts(self, upload: Upload, plan: Plan) -> Mapping[str, Part]:
         """Return an upload's entries; of the output layer, the rows of the client's classes."""
-        found = dict(super().parts(upload, plan))
+        parts = dict(super().parts(upload, plan))
         if self.hyper.masked:
             rows = upload.payload.tensors[CLASSES].positions()
             for p in self.output:
-                place, values = found[p.name]
-                found[p.name] = ((place[0][rows], *place[1:]), values[rows])
-        return found
+                mesh, values = parts[p.name]
+                parts[p.name] = ((mesh[0][rows], *mesh[1:]), values[rows])
+        return parts
 
     def weigh(self, upload: Upload) -> float:
         """Return 1: all clients have equal weight."""

@@ -60,5 +60,5 @@ Local = register(
     "baseline",
     LocalServer,
     LocalClient,
-    received="nothing is sent, so there is no received model",
+    no_received_model="nothing is sent, so there is no received model",
 )

@@ -44,9 +44,9 @@ class LocalWidthClient(WidthClient):
         """Admit no tensor."""
         return Schema()
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the client's own model; before its first training its part of W_0."""
-        return state.model or super().arrived(state, download, plan)
+        return state.model or super().received_weights(state, download, plan)
 
     def upload(self, state: ClientState, plan: Plan) -> Payload:
         """Return no tensor."""
@@ -64,5 +64,5 @@ LocalWidth = register(
     LocalWidthServer,
     LocalWidthClient,
     WidthSettings,
-    received="nothing is sent, so there is no received model",
+    no_received_model="nothing is sent, so there is no received model",
 )

@@ -93,11 +93,11 @@ class MtlServer(Pulled, ServerBase[ServerState]):
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return Σ_{j≠i} w_j/m, and m."""
-        own = state.columns.get(client.name, {})
+        column = state.columns.get(client.name, {})
         count = len(state.columns.keys() | {client.name})
         others = {}
         for p in self.shared():
-            total = state.total.get(p.name, np.zeros(p.shape)) - own.get(p.name, np.zeros(p.shape, np.float32))
+            total = state.total.get(p.name, np.zeros(p.shape)) - column.get(p.name, np.zeros(p.shape, np.float32))
             others[p.name] = (total / count).astype(np.float32)
         return Payload(dense(others, self.shared(), self.coding), {"clients": count})
 
@@ -142,7 +142,7 @@ class MtlClient(Pulled, ClientBase[ClientState]):
         """Start with w_i = W_0."""
         return ClientState(dict(self.task.weights))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return w_i once it has been trained."""
         return state.model if state.rounds else {}
 
@@ -177,5 +177,5 @@ Mtl = register(
     MtlServer,
     MtlClient,
     Hyper,
-    received="the server sends the sum of the other clients' models, which is no model",
+    no_received_model="the server sends the sum of the other clients' models, which is no model",
 )

@@ -10,9 +10,9 @@ Deviations:
 
 * There is one step per upload. If several clients upload in a round, their steps follow in the order of names, all
   with gradients at the state from which the models were generated. The authors sample one client per step.
-* The client trains whole passes over its data, as many as are closest to ``pfedhn.steps`` batches; the authors draw
-  a batch for each step. Its learning rate, momentum and decay are the method's own keys; the run's ``optimizer`` and
-  ``lr-decay`` apply to it as well.
+* The client trains whole passes over its data, and their number comes closest to ``pfedhn.steps`` batches; the
+  authors draw a batch for each step. Its learning rate, momentum and decay are the method's own keys; the run's
+  ``optimizer`` and ``lr-decay`` apply to it as well.
 * Statistics of normalisation layers are not generated: they are the client's own and start at W_0's.
 * An embedding is drawn from the seed and the client's name when it joins. Momentum and decay move all embeddings in
   each step, as in the authors' code.
@@ -141,8 +141,8 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         """Return θ_i."""
         state = self.joined(state, [client])
         with torch.no_grad():
-            made = generate(tensors(state.weights), client.name, self.shared())
-        return Payload(dense({name: value.numpy() for name, value in made.items()}, self.shared(), self.coding))
+            model = generate(tensors(state.weights), client.name, self.shared())
+        return Payload(dense({name: value.numpy() for name, value in model.items()}, self.shared(), self.coding))
 
     def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the same, from the first embedding."""
@@ -166,11 +166,11 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         for value in start.values():
             value.requires_grad_()
         for upload in uploads:
-            made = generate(start, upload.client.name, self.shared())
-            change = [torch.from_numpy(upload.payload.tensors[name].dense()) for name in made]
-            found = torch.autograd.grad(list(made.values()), list(start.values()), change, allow_unused=True)
+            model = generate(start, upload.client.name, self.shared())
+            change = [torch.from_numpy(upload.payload.tensors[name].dense()) for name in model]
+            slopes = torch.autograd.grad(list(model.values()), list(start.values()), change, allow_unused=True)
             gradient = {
-                n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(start.items(), found, strict=True)
+                n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(start.items(), slopes, strict=True)
             }
             norms.append(math.hypot(*(float(vector_norm(g, dtype=torch.float64)) for g in gradient.values())))
             self._step(after, momentum, gradient, min(1.0, self.hyper.clip / (norms[-1] + 1e-6)))
@@ -201,13 +201,13 @@ def shapes(layout: Layout, hyper: Hyper, clients: int) -> dict[str, tuple[int, .
     if not hyper.embedding and not clients:
         raise ConfigError("pfedhn.embedding", "a size, where the run does not say how many clients there are", 0)
     inputs = hyper.embedding or 1 + clients // 4
-    found: dict[str, tuple[int, ...]] = {}
+    by_name: dict[str, tuple[int, ...]] = {}
     for number in range(hyper.depth + 1):
-        found[f"mlp.{number}.weight"] = (hyper.hidden, hyper.hidden if number else inputs)
-        found[f"mlp.{number}.bias"] = (hyper.hidden,)
+        by_name[f"mlp.{number}.weight"] = (hyper.hidden, hyper.hidden if number else inputs)
+        by_name[f"mlp.{number}.bias"] = (hyper.hidden,)
     for p in layout:
-        found[f"head.{p.name}.weight"], found[f"head.{p.name}.bias"] = (p.size, hyper.hidden), (p.size,)
-    return found
+        by_name[f"head.{p.name}.weight"], by_name[f"head.{p.name}.bias"] = (p.size, hyper.hidden), (p.size,)
+    return by_name
 
 
 def tensors(weights: Weights) -> Tensors:
@@ -233,7 +233,7 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         """Start with W_0's statistics."""
         return ClientState(dict(self.task.weights))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the model of the last training."""
         return state.model if state.rounds else {}
 
@@ -241,25 +241,25 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         """Admit the generated tensors, dense, in every round."""
         return dense_schema(self.shared())
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return θ_i, with the client's own statistics."""
         return {**state.model, **{name: tensor.dense() for name, tensor in download.tensors.items()}}
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train from θ_i."""
         hyper, network = self.hyper, self.trainer.network()
-        network.load(self.arrived(state, download, plan))
+        network.load(self.received_weights(state, download, plan))
         batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
-        own = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
-        group = ParameterGroup(list(network.module.parameters()), *own)
+        inner_settings = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
+        group = ParameterGroup(list(network.module.parameters()), *inner_settings)
         hooks = Hooks(before_step=ClipGradients(float(hyper.clip)))
         self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, parameters=[group])
         return ClientState(network.read(), state.rounds + 1)
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train, and return Δθ_i."""
-        after, start = self.adapt(state, download, plan), self.arrived(state, download, plan)
+        after, start = self.adapt(state, download, plan), self.received_weights(state, download, plan)
         change = {p.name: start[p.name] - after.model[p.name] for p in self.shared()}
         return after, Payload(dense(change, self.shared(), self.coding))
 
@@ -272,6 +272,6 @@ PFedHN = register(
     PFedHNClient,
     Hyper,
     deployed="received",
-    draws="a hypernetwork of its own",
+    starts_from="a hypernetwork of its own",
     defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

@@ -93,7 +93,7 @@ class DrawLocal(Capturable):
     """Moves w towards θ after each batch: w ← w - ηλ(w - θ)."""
 
     TENSORS: ClassVar[tuple[str, ...]] = ("local",)
-    MOVED: ClassVar[tuple[str, ...]] = ("local",)
+    CHANGED: ClassVar[tuple[str, ...]] = ("local",)
     local: dict[str, torch.Tensor]
     rate: float
 
@@ -112,7 +112,7 @@ class PFedMeClient(FedAvgClient):
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Run the client's part of Algorithm 1."""
         network = self.trainer.network()
-        network.load(self.arrived(state, download, plan))
+        network.load(self.received_weights(state, download, plan))
         module = network.module
         local = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
         optimizer = self.trainer.optimizer(module, plan.round)

@@ -17,7 +17,7 @@ channels only. A deployed client predicts with its part of the server's model, w
 Deviations:
 
 * In round 1 a client holds the whole model, whatever its capacity, as in that code.
-* Importances are trained for whole passes over the data, as many as are closest to ``tailorfl.steps`` batches.
+* Importances are trained for whole passes over the data, whose number comes closest to ``tailorfl.steps`` batches.
 * A client that joins after round 1 gets the channels of greatest norm in all layers.
 * Norms are not scaled. Layers must follow one another (:mod:`sepal.models.channels`).
 """
@@ -60,7 +60,7 @@ from sepal.training.capturable import Capturable, Objective
 from sepal.wire.tensors import TensorSpec, whole
 
 Filters = Mapping[str, Index]  # by group: the units of channels that a client keeps, increasing
-Known = Mapping[str, Filters]  # by client
+FiltersByClient = Mapping[str, Filters]  # by client
 
 
 class Hyper(WidthSettings):
@@ -88,7 +88,7 @@ class ServerState:
     """
 
     weights: Weights
-    filters: Known = field(default_factory=dict)
+    filters: FiltersByClient = field(default_factory=dict)
     importance: Weights = field(default_factory=dict)
 
 
@@ -131,14 +131,14 @@ class TailorServer(Tailored, ServerBase[ServerState]):
 
     def chosen(self, weights: Weights, width: float, importance: Weights) -> Filters:
         """Return filters of greatest importance in the groups that ``importance`` names, of greatest norm elsewhere."""
-        found = {}
+        filters = {}
         for group in self.coupling:
             score = norms(group, weights)
             if group.name in importance:
                 score = np.square(importance[group.name], dtype=np.float64)
             units = score.reshape(-1, group.unit).sum(1)
-            found[group.name] = top(units, max(1, math.floor(round(width * len(units), 9))))
-        return found
+            filters[group.name] = top(units, max(1, math.floor(round(width * len(units), 9))))
+        return filters
 
     def own_cut(self, state: ServerState, client: ClientInfo) -> Cut:
         """Return the cut of a client's filters."""
@@ -162,7 +162,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         if plan.phase == "importance":
             sizes = {f"{group.name}/importance": group.size for group in self.personal}
             return Schema({name: TensorSpec((size,), min_count=size) for name, size in sizes.items()})
-        return dense_schema(self.held(self.width(client), plan.round))
+        return dense_schema(self.client_layout(self.width(client), plan.round))
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Choose filters from importances; or average, and move filters."""
@@ -170,10 +170,10 @@ class TailorServer(Tailored, ServerBase[ServerState]):
             filters, last = dict(state.filters), dict(state.importance)
             for upload in uploads:
                 name, tensors = upload.client.name, upload.payload.tensors
-                found = {group.name: tensors[f"{group.name}/importance"].dense() for group in self.personal}
-                filters[name] = self.chosen(state.weights, self.width(upload.client), found)
-                if found:
-                    last[name] = found[self.coupling[-1].name]
+                importance = {group.name: tensors[f"{group.name}/importance"].dense() for group in self.personal}
+                filters[name] = self.chosen(state.weights, self.width(upload.client), importance)
+                if importance:
+                    last[name] = importance[self.coupling[-1].name]
             return replace(state, filters=filters, importance=last), {}
 
         def weigh(upload: Upload) -> float:
@@ -181,7 +181,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
 
         mean = mean_of_parts(uploads, state.weights, lambda upload: self.tailored(state, upload), weigh)
         weights = mean.over(state.weights)
-        return replace(state, weights=weights, filters=self.moved(state, weights)), {}
+        return replace(state, weights=weights, filters=self.tuned_filters(state, weights)), {}
 
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
         """Return the state without evicted clients, so that no client shares filters with them."""
@@ -193,10 +193,10 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         """Return where an upload's tensors lie in the full ones, and their values as the server's."""
         cut = self.own_cut(state, upload.client)
         values = {name: tensor.dense() for name, tensor in upload.payload.tensors.items()}
-        own = self.scaled(values, self.width(upload.client))
-        return {p.name: (cut.mesh(p.name), own[p.name]) for p in cut.layout}
+        scaled = self.scaled(values, self.width(upload.client))
+        return {p.name: (cut.mesh(p.name), scaled[p.name]) for p in cut.layout}
 
-    def moved(self, state: ServerState, weights: Weights) -> Known:
+    def tuned_filters(self, state: ServerState, weights: Weights) -> FiltersByClient:
         """Return all clients' filters for the next round."""
         names = sorted(state.filters)
         after: dict[str, dict[str, Index]] = {name: {} for name in names}
@@ -281,8 +281,8 @@ class TailorClient(Tailored, WidthClient):
         """Return importances in round 1, then the trained part."""
         if plan.phase != "importance":
             return super().train(state, download, plan)
-        found = self.importances(plan)
-        return state, Payload({f"{name}/importance": whole(value, self.coding) for name, value in found.items()})
+        importances = self.importances(plan)
+        return state, Payload({f"{name}/importance": whole(value, self.coding) for name, value in importances.items()})
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train the received part; do nothing in round 1."""
@@ -306,8 +306,8 @@ class TailorClient(Tailored, WidthClient):
         if values:
             hooks = Hooks(PenalisedLoss(self.trainer.loss, self.hyper.lambda_), after_step=Limit())
             self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose="importance", parameters=values)
-        found = {g.name: v.detach().cpu().numpy().copy() for g, v in zip(self.coupling, values, strict=True)}
-        return {group.name: found[group.name] for group in self.personal}
+        importance = {g.name: v.detach().cpu().numpy().copy() for g, v in zip(self.coupling, values, strict=True)}
+        return {group.name: importance[group.name] for group in self.personal}
 
 
 TailorFL = register(

@@ -14,8 +14,8 @@ from sepal.method import Weights
 
 def norms(group: ChannelGroup, weights: Weights) -> npt.NDArray[np.float64]:
     """Return the squared norm of each channel of a layer, including its bias, float64 (channels,)."""
-    own = [weights[axis.tensor] for axis in group.axes if axis.tensor.rpartition(".")[0] == group.name]
-    squares = [np.square(w.reshape(group.size, -1), dtype=np.float64).sum(1) for w in own]
+    tensors = [weights[axis.tensor] for axis in group.axes if axis.tensor.rpartition(".")[0] == group.name]
+    squares = [np.square(w.reshape(group.size, -1), dtype=np.float64).sum(1) for w in tensors]
     return typing.cast("npt.NDArray[np.float64]", np.sum(squares, axis=0))
 
 
@@ -46,20 +46,20 @@ def tuned(filters: list[Index], similar: npt.NDArray[np.float64], units: int, al
         units: Number of filters of the layer.
         alpha: Share that may move.
     """
-    held = np.zeros((len(filters), units), np.bool_)
-    for row, kept in zip(held, filters, strict=True):
+    masks = np.zeros((len(filters), units), np.bool_)
+    for row, kept in zip(masks, filters, strict=True):
         row[kept] = True
-    counts, after = held.sum(1), []
-    for i, start in enumerate(held):
-        mine, count = start.copy(), int(counts[i])
+    counts, after = masks.sum(1), []
+    for i, start in enumerate(masks):
+        mask, count = start.copy(), int(counts[i])
         for _ in range(max(1, math.floor(alpha * min(count, units - count))) if count < units else 0):
-            lacking = similar[i] * np.minimum(count, counts) - (held & mine).sum(1)
+            lacking = similar[i] * np.minimum(count, counts) - (masks & mask).sum(1)
             lacking[i] = 0
-            weight = lacking @ held
-            least = int(np.where(mine, weight, np.inf).argmin())
-            most = int(np.where(mine, -np.inf, weight).argmax())
+            weight = lacking @ masks
+            least = int(np.where(mask, weight, np.inf).argmin())
+            most = int(np.where(mask, -np.inf, weight).argmax())
             if weight[most] <= weight[least]:
                 break
-            mine[[least, most]] = False, True
-        after.append(np.flatnonzero(mine).astype(np.int64))
+            mask[[least, most]] = False, True
+        after.append(np.flatnonzero(mask).astype(np.int64))
     return after

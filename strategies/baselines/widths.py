@@ -82,10 +82,10 @@ def widest(capacity: float, widths: str) -> float:
     Raises:
         ModelError: There is none.
     """
-    known = numbers(widths)
-    fitting = [width for width in known if width**2 <= capacity * (1 + 1e-9)]
+    choices = numbers(widths)
+    fitting = [width for width in choices if width**2 <= capacity * (1 + 1e-9)]
     if not fitting:
-        least = f"at least {known[0] ** 2:g}, the square of the smallest width {known[0]:g}"
+        least = f"at least {choices[0] ** 2:g}, the square of the smallest width {choices[0]:g}"
         raise ModelError("capacity", least, f"{capacity:g}")
     return fitting[-1]
 
@@ -120,11 +120,11 @@ class Cuts:
         """Return the cut of a client of ``width``."""
         return Cut(self.task.layout, self.coupling, windows(self.coupling, width, self.shift(round)))
 
-    def held(self, width: float, round: int) -> Layout:
+    def client_layout(self, width: float, round: int) -> Layout:
         """Return the tensors that a client of ``width`` holds, in its shapes."""
         return self.cut(width, round).layout
 
-    def taken(self, weights: Weights, width: float, round: int) -> Weights:
+    def client_weights(self, weights: Weights, width: float, round: int) -> Weights:
         """Return the client's part of the server's weights."""
         return self.cut(width, round).take(weights)
 
@@ -155,16 +155,16 @@ class WidthServer(Cuts, FedAvgServer):
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the entries that the client holds in this round, as they are now."""
         width = self.width(client)
-        taken = self.taken(state.weights, width, plan.round)
-        return Payload(dense(taken, self.held(width, plan.round), self.coding))
+        weights = self.client_weights(state.weights, width, plan.round)
+        return Payload(dense(weights, self.client_layout(width, plan.round), self.coding))
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit tensors of the client's width, dense."""
-        return dense_schema(self.held(self.width(client), plan.round))
+        return dense_schema(self.client_layout(self.width(client), plan.round))
 
     def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
         """Return the entries that the client holds in this round."""
-        return self.taken(state.weights, self.width(client), plan.round)
+        return self.client_weights(state.weights, self.width(client), plan.round)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Average each entry over the clients that hold it."""
@@ -174,7 +174,7 @@ class WidthServer(Cuts, FedAvgServer):
     def parts(self, upload: Upload, plan: Plan) -> Mapping[str, Part]:
         """Return where the tensors of an upload lie in the server's, and their values."""
         places, tensors = self.places(self.width(upload.client), plan.round), upload.payload.tensors
-        return {whole: (place, tensors[name].dense()) for name, (whole, place) in places.items()}
+        return {whole: (mesh, tensors[name].dense()) for name, (whole, mesh) in places.items()}
 
 
 @dataclass(frozen=True)
@@ -196,27 +196,27 @@ class WidthClient(Cuts, ClientBase[ClientState]):
         """Start without a model."""
         return ClientState()
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the model after the last local epochs."""
         return state.model
 
     def sent(self, plan: Plan) -> Layout:
         """Return the tensors that are exchanged."""
-        return self.held(self.own_width, plan.round)
+        return self.client_layout(self.own_width, plan.round)
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:
         """Admit tensors of the client's width, dense; in round 1 nothing, because W_0 is known."""
         return Schema() if plan.round == 1 else dense_schema(self.sent(plan))
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the received model; in round 1 the client's part of the first weights."""
         if not download.tensors:
-            return self.taken(self.first(), self.own_width, plan.round)
+            return self.client_weights(self.first(), self.own_width, plan.round)
         return {name: tensor.dense() for name, tensor in download.tensors.items()}
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train for E epochs from the received model."""
-        model = self.trained(self.arrived(state, download, plan), plan)
+        model = self.trained(self.received_weights(state, download, plan), plan)
         self.trainer.report("width", self.own_width)
         self.trainer.report("share", parameters(self.sent(plan)) / parameters(self.layout))
         return ClientState(model)
@@ -234,7 +234,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the received model, or without a download the client's own."""
-        weights = self.own(state) if download is None else self.arrived(state, download, plan)
+        weights = self.personal_weights(state) if download is None else self.received_weights(state, download, plan)
         return self.trainer.predictor(weights, *self.shape(self.own_width)) if weights else None
 
     def network(self, width: float) -> Network:

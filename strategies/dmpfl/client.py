@@ -67,29 +67,33 @@ class DmPflClient(ClientBase[ClientState]):
         """
         if plan.phase not in self.phases:
             raise ProtocolError("phase", f"one of dmpfl.schedule: {', '.join(sorted(self.phases))}", plan.phase)
-        state = self.received(state, download)
+        state = self.with_download(state, download)
         if plan.phase == "2b":
             return self._refine_personal(state, plan), Payload()
         if plan.phase == "2a":
             masks = unpack(state.global_mask, self.layout)
             weights = self._fit(spread(state.shared, masks), masks, masks, plan).read()
-            sent = spread(self._private(state.shared, take(weights, masks), plan), masks) if self.private else weights
-            return state, Payload(at_masks(sent, masks, self.coding, known=True))
+            sent = (
+                spread(self._released(state.shared, take(weights, masks), plan), masks)
+                if self.clips_uploads
+                else weights
+            )
+            return state, Payload(at_masks(sent, masks, self.coding, derived=True))
         state = self._train_personal(state, plan)
         masks = unpack(state.mask, self.layout)
         personal = spread(state.personal, masks)
-        return state, Payload(at_masks(personal, masks, self.coding, known=not plan.scalars["prune"]))
+        return state, Payload(at_masks(personal, masks, self.coding, derived=not plan.scalars["prune"]))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train in the same way, without an upload, and keep the masks. In phase 2a the state does not change."""
-        state = self.received(state, download)
+        state = self.with_download(state, download)
         if plan.phase == "2a":
             return state
         if plan.phase == "2b":
             return self._refine_personal(state, plan)
         return self._train_personal(state, replace(plan, scalars={"prune": 0.0}))
 
-    def _private(self, received: Weights, trained: Weights, plan: Plan) -> Weights:
+    def _released(self, received: Weights, trained: Weights, plan: Plan) -> Weights:
         """Return values at m_g, as ``privacy.*`` lets them leave the client: those received plus a noised change."""
         names = list(received)
         start, end = (np.concatenate([part[name] for name in names]) for part in (received, trained))
@@ -99,22 +103,22 @@ class DmPflClient(ClientBase[ClientState]):
 
     # What the client holds
 
-    def received(self, state: ClientState, download: Payload) -> ClientState:
+    def with_download(self, state: ClientState, download: Payload) -> ClientState:
         """Return the state with the received m_g and m_g ⊙ w_g; an empty download means that the client has both.
 
         Raises:
             ProtocolError: Some tensors are missing, or the client has another mask than the server assumes.
         """
-        came, versions = download.tensors, download.scalars
-        if not came and versions["weights"] == state.weights_version:
+        tensors, versions = download.tensors, download.scalars
+        if not tensors and versions["weights"] == state.weights_version:
             return replace(state, ahead=False)
-        if len(came) < len(self.layout):
-            raise ProtocolError("payload", "each tensor of the model", f"{len(came)} of {len(self.layout)}")
-        for name, tensor in came.items():
+        if len(tensors) < len(self.layout):
+            raise ProtocolError("payload", "each tensor of the model", f"{len(tensors)} of {len(self.layout)}")
+        for name, tensor in tensors.items():
             if tensor.support is Support.DERIVED and versions["mask"] != state.mask_version:
                 raise ProtocolError(name, f"mask {state.mask_version}, which is held", versions["mask"])
-        bits = pack({p.name: came[p.name].mask() for p in self.parts}, self.parts)
-        shared = {name: np.asarray(tensor.values) for name, tensor in came.items()}
+        bits = pack({p.name: tensors[p.name].mask() for p in self.parts}, self.parts)
+        shared = {name: np.asarray(tensor.values) for name, tensor in tensors.items()}
         mask, weights = int(versions["mask"]), int(versions["weights"])
         fresh = replace(state, global_mask=bits, shared=shared, mask_version=mask, weights_version=weights)
         return replace(fresh, ahead=False)
@@ -126,11 +130,11 @@ class DmPflClient(ClientBase[ClientState]):
     def personal_model(self, state: ClientState) -> Dense:
         """θ_c = w_g ⊙ (m_g ∩ m_c) + w_c ⊙ (m_c − m_g), eq. 4; after phase 1 the overlap is the client's own."""
         mask, global_mask = unpack(state.mask, self.layout), unpack(state.global_mask, self.layout)
-        own = spread(state.personal, mask)
+        personal = spread(state.personal, mask)
         if state.ahead:
-            return own
+            return personal
         shared = self.global_model(state)
-        return {name: np.where(mask[name] & global_mask[name], shared[name], own[name]) for name in own}
+        return {name: np.where(mask[name] & global_mask[name], shared[name], personal[name]) for name in personal}
 
     # Training
 
@@ -171,7 +175,7 @@ class DmPflClient(ClientBase[ClientState]):
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return θ_c or the choice of Algorithm 4; θ_g before w_c was trained. A download replaces the overlap."""
         if download is not None:
-            state = self.received(state, download)
+            state = self.with_download(state, download)
         elif not state.trained and not state.weights_version:
             return None
         if not state.trained:
@@ -214,5 +218,5 @@ def prefers_personal(
 def adaptive(personal: torch.Tensor, shared: torch.Tensor, base_personal: float, base_shared: float) -> torch.Tensor:
     """Return the logits, (n, classes), of the model that Algorithm 4 chooses for each example."""
     similarity = functional.cosine_similarity(personal, shared, dim=1)
-    own = prefers_personal(entropy(personal), entropy(shared), similarity, base_personal, base_shared)
-    return torch.where(own.unsqueeze(1), personal, shared)
+    uses_personal = prefers_personal(entropy(personal), entropy(shared), similarity, base_personal, base_shared)
+    return torch.where(uses_personal.unsqueeze(1), personal, shared)

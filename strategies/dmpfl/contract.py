@@ -142,7 +142,7 @@ def parse_schedule(text: str) -> list[tuple[Phase, int]]:
     parts: list[tuple[Phase, int]] = []
     for part in text.split(","):
         name, _, share = part.strip().partition(":")
-        phase = next((known for known in PHASES if known == name), None)
+        phase = next((candidate for candidate in PHASES if candidate == name), None)
         if phase is None or not (share.isascii() and share.isdigit() and 1 <= int(share) <= 1000):
             raise ValueError(f"phases as PHASE:SHARE,… (PHASE one of {', '.join(PHASES)}, SHARE 1 … 1000)")
         parts.append((phase, int(share)))
@@ -156,12 +156,12 @@ def phases(hyper: Hyper, rounds: int) -> list[Phase]:
     round if there are fewer rounds than shares.
     """
     parts = parse_schedule(hyper.schedule) * hyper.iterations
-    total, done, found = sum(share for _, share in parts), 0, list[Phase]()
+    total, done, by_round = sum(share for _, share in parts), 0, list[Phase]()
     for phase, share in parts:
         done += share
         end = int(Fraction(rounds * done, total) + Fraction(1, 2))
-        found += [phase] * (end - len(found))
-    return found
+        by_round += [phase] * (end - len(by_round))
+    return by_round
 
 
 # Masks
@@ -185,10 +185,10 @@ def first_masks(task: Task, budget: Mapping[str, int], client: str = "") -> Pack
     if task.hyper.mask_by == "magnitude":
         parts = masked_parts(task.layout, budget)
         return pack({p.name: largest(task.weights[p.name], budget[p.name]) for p in parts}, parts)
-    own = [client] if client and task.hyper.initial_mask == "own" else []
+    owner = [client] if client and task.hyper.initial_mask == "own" else []
     drawn = {}
     for p in masked_parts(task.layout, budget):
-        rng = derive(task.config.seed, "dmpfl-mask", p.name, *own)
+        rng = derive(task.config.seed, "dmpfl-mask", p.name, *owner)
         bits = np.zeros(p.size, np.bool_)
         bits[random_subset(np.arange(p.size, dtype=np.int64), budget[p.name], rng)] = True
         drawn[p.name] = np.packbits(bits)
@@ -198,7 +198,7 @@ def first_masks(task: Task, budget: Mapping[str, int], client: str = "") -> Pack
 # Messages
 
 
-def download_schema(layout: Layout, budget: Mapping[str, int], held: Masks) -> Schema:
+def download_schema(layout: Layout, budget: Mapping[str, int], masks: Masks) -> Schema:
     """Return the download's schema: m_g ⊙ w_g, with new supports or at those that the client has; or empty."""
-    specs = at_masks_specs(layout, budget, held, exact=False, optional=True)
+    specs = at_masks_specs(layout, budget, masks, exact=False, optional=True)
     return Schema(specs, {"mask": (int, 0, None), "weights": (int, 0, None)})

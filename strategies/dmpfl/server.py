@@ -69,12 +69,12 @@ class DmPflServer(ServerBase[ServerState]):
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the parts of m_g ⊙ w_g that the client lacks; the support only if it has an older one."""
-        held = state.held.get(client.name, ClientHolds())
+        holdings = state.held.get(client.name, ClientHolds())
         scalars = {"mask": state.mask_version, "weights": state.weights_version}
-        if held.weights == state.weights_version:
+        if holdings.weights == state.weights_version:
             return Payload({}, scalars)
-        masks, known = unpack(state.global_mask, self.layout), held.global_mask == state.mask_version
-        return Payload(at_masks(state.weights, masks, self.coding, known), scalars)
+        masks, same_mask = unpack(state.global_mask, self.layout), holdings.global_mask == state.mask_version
+        return Payload(at_masks(state.weights, masks, self.coding, same_mask), scalars)
 
     def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the same as :meth:`download`: a new client has W_0 at the initial mask."""
@@ -87,9 +87,9 @@ class DmPflServer(ServerBase[ServerState]):
         if plan.scalars["prune"]:
             return Schema(at_masks_specs(self.layout, self.budget))
         shared = plan.phase == "2a"
-        known = unpack(state.global_mask, self.layout) if shared else self.personal_mask(state, client.name)
-        sizes = {name: int(np.count_nonzero(mask)) for name, mask in known.items()}  # m_g may be below the budget
-        return Schema(at_masks_specs(self.layout, sizes, known, fresh=False))
+        masks = unpack(state.global_mask, self.layout) if shared else self.personal_mask(state, client.name)
+        sizes = {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}  # m_g may be below the budget
+        return Schema(at_masks_specs(self.layout, sizes, masks, fresh=False))
 
     def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
         """Return w_g; in phase 1 a client trains its own w_c, which the server does not keep."""
@@ -113,13 +113,13 @@ class DmPflServer(ServerBase[ServerState]):
         covered = None
         if plan.phase != "2b":
             covered = mean_of_holders(uploads, {p.name: p.shape for p in self.layout}, note_mask)
-        held = dict(state.held)
+        holdings = dict(state.held)
         for client in uploads.clients:
-            mask = masks.get(client.name, held.get(client.name, ClientHolds()).mask)
-            held[client.name] = ClientHolds(state.mask_version, state.weights_version, mask)
+            mask = masks.get(client.name, holdings.get(client.name, ClientHolds()).mask)
+            holdings[client.name] = ClientHolds(state.mask_version, state.weights_version, mask)
         if covered is None or not len(uploads):
-            return replace(state, held=held), {}
-        after = replace(state, weights=covered.over(state.weights), weights_version=plan.round, held=held)
+            return replace(state, held=holdings), {}
+        after = replace(state, weights=covered.over(state.weights), weights_version=plan.round, held=holdings)
         return (after, {}) if plan.phase == "2a" else self._select(after, covered.holders, uploads.clients, plan)
 
     def _select(
@@ -175,5 +175,5 @@ def global_mask(
 def overlap(shared: Masks, personal: Masks, parts: Layout) -> float:
     """Return |m_g ∩ m_c| / |m_c| over ``parts``, the masked tensors; 1 where there are none (Figure 6)."""
     both = sum(int(np.count_nonzero(shared[p.name] & personal[p.name])) for p in parts)
-    held = sum(int(np.count_nonzero(personal[p.name])) for p in parts)
-    return both / held if held else 1.0
+    kept = sum(int(np.count_nonzero(personal[p.name])) for p in parts)
+    return both / kept if kept else 1.0

@@ -14,7 +14,7 @@ from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import per_layer_top_k, top_k
 from sepal.method import ClientBase, Payload, Plan, Schema, Task, Trainer, Weights, dense
-from sepal.strategies.fedpse.contract import ClientState, budget, by_layer, download_schema, moved
+from sepal.strategies.fedpse.contract import ClientState, budget, by_layer, download_schema, updated
 from sepal.training.trainer import read_state
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, Values
@@ -39,11 +39,11 @@ class FedPSEClient(ClientBase[ClientState]):
         """Admit a sparse update; for a newcomer it is the sum of all updates."""
         return download_schema(self.task)
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return W_i plus the download."""
-        return moved(state.base, download.tensors, self.layout)
+        return updated(state.base, download.tensors, self.layout)
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return W_i^T."""
         return state.model
 
@@ -55,18 +55,18 @@ class FedPSEClient(ClientBase[ClientState]):
         """
         after = self.adapt(state, download, plan)
         gained = self.flat.join(after.model) - self.flat.join(after.base) + self.flat.join(state.residual)
-        found = self.trainer.release(gained, plan.round)
-        index = self._top_k(found.noised)
-        sent = rounded(found.noised[index], self.coding)
-        owed = found.clipped.copy()
-        owed[index] = 0 if self.private else found.noised[index] - sent
+        released = self.trainer.release(gained, plan.round)
+        index = self._top_k(released.noised)
+        sent = rounded(released.noised[index], self.coding)
+        owed = released.clipped.copy()
+        owed[index] = 0 if self.clips_uploads else released.noised[index] - sent
         upload: dict[str, SparseTensor] = self.flat.scatter(index, sent, self.coding)
         upload |= dense(after.model, statistics(self.layout), self.coding)
         return replace(after, residual=self.flat.cut(owed)), Payload(upload)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train in the same way, without an upload; the residual does not change."""
-        base = self.arrived(state, download, plan)
+        base = self.received_weights(state, download, plan)
         if self.hyper.listing:
             return self._adapt_keeping_optimizer(replace(state, base=base), plan)
         return replace(state, base=base, model=self.fit(base, plan))

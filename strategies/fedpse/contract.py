@@ -119,7 +119,7 @@ def download_schema(task: Task) -> Schema:
     )
 
 
-def moved(base: Weights, tensors: Tensors, layout: Layout) -> Weights:
+def updated(base: Weights, tensors: Tensors, layout: Layout) -> Weights:
     """Return ``base`` with a download applied: updates are added, statistics replaced."""
     fixed = {p.name for p in statistics(layout)}
     return {

@@ -100,8 +100,8 @@ class FedPSEServer(ServerBase[ServerState]):
             return candidates[top_k(update[candidates], min(budget(self.task), candidates.size))]
         chosen = []
         for begin, end in pairwise(self.flat.starts()):
-            here = candidates[np.searchsorted(candidates, begin) : np.searchsorted(candidates, end)]
-            chosen.append(here[top_k(update[here], min(count(self.hyper.keep, int(end - begin)), here.size))])
+            layer = candidates[np.searchsorted(candidates, begin) : np.searchsorted(candidates, end)]
+            chosen.append(layer[top_k(update[layer], min(count(self.hyper.keep, int(end - begin)), layer.size))])
         return np.concatenate(chosen)
 
     def _support(
@@ -126,11 +126,11 @@ class FedPSEServer(ServerBase[ServerState]):
         rng = derive(self.task.config.seed, "dps", upload.client.name, plan.round)
         support, distances = [], []
         for begin, end in pairwise(self.flat.starts()):
-            here, mine = slice(begin, end), slice(*np.searchsorted(index, (begin, end)))
-            own, others = index[mine], begin + np.flatnonzero(sent[here] & ~is_own[here]).astype(np.int64)
-            distance = correlation_distance(update[here], update[own], values[mine], values[mine])
+            span, sent_span = slice(begin, end), slice(*np.searchsorted(index, (begin, end)))
+            client_index, others = index[sent_span], begin + np.flatnonzero(sent[span] & ~is_own[span]).astype(np.int64)
+            distance = correlation_distance(update[span], update[client_index], values[sent_span], values[sent_span])
             share = others.size if not self.hyper.dps else round((1 - distance) * others.size)
-            support += [own, random_subset(others, share, rng)]
+            support += [client_index, random_subset(others, share, rng)]
             distances.append(distance)
         return np.sort(np.concatenate(support)), float(np.mean(distances))
 
@@ -153,10 +153,10 @@ def aggregate(uploads: Uploads, flat: Flat, ewa: bool = True) -> tuple[Values, n
         if total >= 2**32:
             counts = counts.astype(np.uint64, copy=False)
         for begin, parameter in zip(flat.starts(), flat.layout, strict=False):
-            tensor, here = upload.payload.tensors[parameter.name], slice(begin, begin + parameter.size)
+            tensor, span = upload.payload.tensors[parameter.name], slice(begin, begin + parameter.size)
             if tensor.values is not None:  # add.at is nearly twice as fast as indexed +=, which copies twice
-                np.add.at(sums[here], tensor.positions(), np.multiply(tensor.values, n, dtype=np.float64))
-                np.add.at(counts[here], tensor.positions(), counts.dtype.type(n))
+                np.add.at(sums[span], tensor.positions(), np.multiply(tensor.values, n, dtype=np.float64))
+                np.add.at(counts[span], tensor.positions(), counts.dtype.type(n))
     sent = counts > 0
     np.divide(sums, np.maximum(counts, 1, out=counts) if ewa else max(total, 1), out=sums)  # n_i is 1 or more
     return sums.astype(np.float32), sent

@@ -11,6 +11,6 @@ Pa3dFL = register(
     "sepal.strategies.pa3dfl.server:Pa3dFLServer",
     "sepal.strategies.pa3dfl.client:Pa3dFLClient",
     Hyper,
-    draws="factors of its own",
+    starts_from="factors of its own",
     learned={"vectors": Reader("sepal.strategies.pa3dfl.learned:embeddings", "Pa3dFL's embeddings")},
 )

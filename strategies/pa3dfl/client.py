@@ -81,7 +81,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
         """Admit the shared tensors, dense, in every round."""
         return dense_schema(self.shared())
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Dense:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Dense:
         """Return the decomposed model: received tensors, the client's own personal tensors, and the fixed head."""
         return {**self.head, **state.personal, **{name: tensor.dense() for name, tensor in download.tensors.items()}}
 
@@ -96,7 +96,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
 
     def _trained(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Dense]:
         """Return the new state, and the decomposed model after E epochs."""
-        start = self.arrived(state, download, plan)
+        start = self.received_weights(state, download, plan)
         network = self._network()
         network.load(start)
         self.trainer.fit(
@@ -114,9 +114,9 @@ class Pa3dFLClient(ClientBase[ClientState]):
 
     def density(self, module: nn.Module) -> dict[str, float]:
         """Return the factor on an example's multiply-adds that counts recovered weights once a batch."""
-        found, examples = multiply_adds(module, self.trainer.x[:1]), len(self.trainer.y)
-        whole, batches = sum(found.values()), -(-examples // self.task.config.batch_size)
-        return dict.fromkeys(found, typing.cast("Decomposed", module).cost(whole, examples, batches) / whole)
+        work, examples = multiply_adds(module, self.trainer.x[:1]), len(self.trainer.y)
+        whole, batches = sum(work.values()), -(-examples // self.task.config.batch_size)
+        return dict.fromkeys(work, typing.cast("Decomposed", module).cost(whole, examples, batches) / whole)
 
     def choose(self, received: Weights, trained: Weights) -> tuple[float, Dense]:
         """Return α and M_0 + α·(M_1 - M_0): the α with most correct validation examples, then least loss, then least α.
@@ -129,8 +129,8 @@ class Pa3dFLClient(ClientBase[ClientState]):
         x, y = self.trainer.x_validation, self.trainer.y_validation
 
         def rank(alpha: float) -> tuple[float, float]:
-            found = score(self._predict(mix(received, trained, alpha)), x, y)
-            return found["correct"], -found["loss"]
+            figures = score(self._predict(mix(received, trained, alpha)), x, y)
+            return figures["correct"], -figures["loss"]
 
         alpha = max((step / 10 for step in range(11)), key=rank) if len(y) else 1.0  # the first of equals
         return alpha, mix(received, trained, alpha)
@@ -138,7 +138,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the received model with the global head, or without a download the mixed one."""
         if download is not None:
-            return self._predict(self.recovered(self.arrived(state, download, plan), "global_head"))
+            return self._predict(self.recovered(self.received_weights(state, download, plan), "global_head"))
         return self._predict(state.model) if state.model else None
 
     # Networks of the client's width

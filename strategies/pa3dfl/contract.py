@@ -145,8 +145,8 @@ class Shape:
     def share(self) -> float:
         """Entries of the model at this width, with both heads, as a share of the plain model's."""
         head = sum(p.size for p in self.personal if p.name.startswith("local_head"))
-        held = head + sum(p.size for p in self.general + self.personal)
-        return held / sum(p.size for p in self.task.layout)
+        size = head + sum(p.size for p in self.general + self.personal)
+        return size / sum(p.size for p in self.task.layout)
 
     def _around(self, plain: object) -> Decomposed:
         hyper: Hyper = self.task.hyper

@@ -41,7 +41,7 @@ from sepal.method import Weights
 from sepal.rng import derive
 from sepal.strategies.pa3dfl.contract import Array, Hyper, State
 
-Place: TypeAlias = tuple[slice, ...]
+Block: TypeAlias = tuple[slice, ...]
 Rounding: TypeAlias = Callable[[Array], Array]
 
 _FIRST_NORM = 20.0  # of h, squared, if the entries of e^(l) were of variance 2 and mean 0
@@ -142,12 +142,12 @@ class Hypernetwork:
         """
         tensors = _Tensors(state)
         h, _ = self._code(tensors, client)
-        found = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
-        for name, array in found.items():
-            for place in _blocks(array.shape):
-                entries = tensors.decoded(name, place, h[self.layer[name]])
-                array[place] = entries.numpy().reshape(array[place].shape)
-        return found
+        arrays = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+        for name, array in arrays.items():
+            for block in _blocks(array.shape):
+                entries = tensors.decoded(name, block, h[self.layer[name]])
+                array[block] = entries.numpy().reshape(array[block].shape)
+        return arrays
 
     def step(self, state: State, uploads: Iterable[tuple[str, Weights]], rounded: Rounding) -> tuple[State, Figures]:
         """Take one step on equation 7: the mean over ``uploads`` of ½‖new - sent‖², with the new one constant.
@@ -169,11 +169,11 @@ class Hypernetwork:
             code, pull = h.detach(), torch.zeros_like(h)
             for name, value in new.items():
                 layer = self.layer[name]
-                for place in _blocks(value.shape):
-                    sent = rounded(tensors.decoded(name, place, code[layer]).numpy())
-                    change = torch.from_numpy(sent - value[place].reshape(-1))
+                for block in _blocks(value.shape):
+                    sent = rounded(tensors.decoded(name, block, code[layer]).numpy())
+                    change = torch.from_numpy(sent - value[block].reshape(-1))
                     loss += float(change.dot(change)) / 2
-                    pull[layer] += tensors.add(name, place, change, code[layer])
+                    pull[layer] += tensors.add(name, block, change, code[layer])
             torch.autograd.backward(h, pull)
             lengths.append(float(code.square().sum(1).mean()))
             attended += float((1 / attention.detach().square().sum(1)).mean())
@@ -186,7 +186,7 @@ class Hypernetwork:
         if absorbed > self.hyper.absorb:
             scale, absorbed = scale * self.hyper.absorb / absorbed, self.hyper.absorb
         figures = Figures(loss / number, norm, absorbed, sum(lengths) / number, attended / number, finite)
-        return (tensors.moved(scale / number) if finite else state), figures
+        return (tensors.after_step(scale / number) if finite else state), figures
 
     def _code(self, tensors: _Tensors, client: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (h, float32 (layers, rank); the softmax's weights, float32 (layers, clients)) of ``client``."""
@@ -218,20 +218,20 @@ class _Tensors:
         """Return the tensors whose gradients autograd computes: embeddings, and all weights but the decoders'."""
         return [self.embeddings, *(w for n, w in self.weights.items() if n not in self.sums)]
 
-    def decoded(self, name: str, place: Place, h: torch.Tensor) -> torch.Tensor:
-        """Return the entries at ``place`` of tensor ``name``, flat: weight·h + bias."""
-        weight, bias = self.weights[f"decoder.{name}.weight"][place], self.weights[f"decoder.{name}.bias"][place]
+    def decoded(self, name: str, block: Block, h: torch.Tensor) -> torch.Tensor:
+        """Return the entries at ``block`` of tensor ``name``, flat: weight·h + bias."""
+        weight, bias = self.weights[f"decoder.{name}.weight"][block], self.weights[f"decoder.{name}.bias"][block]
         return torch.addmv(bias.reshape(-1), weight.reshape(-1, h.numel()), h)
 
-    def add(self, name: str, place: Place, change: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    def add(self, name: str, block: Block, change: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         """Add the gradient of ½‖change‖² to the decoder's sums, and return that by ``h``."""
-        weight, into = self.weights[f"decoder.{name}.weight"][place], self.sums[f"decoder.{name}.weight"][place]
+        weight, into = self.weights[f"decoder.{name}.weight"][block], self.sums[f"decoder.{name}.weight"][block]
         shaped = change.view(into.shape[:-1])
-        self.sums[f"decoder.{name}.bias"][place] += shaped
+        self.sums[f"decoder.{name}.bias"][block] += shaped
         into.addcmul_(shaped.unsqueeze(-1), h)
         return weight.reshape(-1, h.numel()).T @ change
 
-    def moved(self, factor: float) -> State:
+    def after_step(self, factor: float) -> State:
         """Return the state after subtracting ``factor`` times the sums, which are used up."""
         with torch.no_grad():
             for leaf in self.leaves():
@@ -242,7 +242,7 @@ class _Tensors:
         return State(embeddings, {name: weight.detach().numpy() for name, weight in self.weights.items()})
 
 
-def _blocks(shape: tuple[int, ...]) -> list[Place]:
+def _blocks(shape: tuple[int, ...]) -> list[Block]:
     """Return where the blocks of a tensor of ``shape`` lie: with three or more axes, one per index of the first."""
     step = 1 if len(shape) > 2 else shape[0]
     return [(slice(first, first + step), *map(slice, shape[1:])) for first in range(0, shape[0], step)]

@@ -9,5 +9,5 @@ from sepal.method.learned import EndedRun, Matrix
 
 def embeddings(run: EndedRun) -> dict[str, Matrix]:
     """Return client → embedding, from the server's hypernetwork."""
-    found = run.server.hypernetwork.embeddings
-    return {name: vector.reshape(-1).astype(np.float64) for name, vector in found.items()}
+    vectors = run.server.hypernetwork.embeddings
+    return {name: vector.reshape(-1).astype(np.float64) for name, vector in vectors.items()}

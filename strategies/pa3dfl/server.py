@@ -86,8 +86,8 @@ class Pa3dFLServer(ServerBase[ServerState]):
         shape = self.shape(client)
         personal: Weights = {}
         if self.hypernetwork:
-            known = self.joined(state, [client]).hypernetwork
-            personal = self.hypernetwork.generate(known, client.name, {p.name: p.shape for p in shape.personal})
+            network = self.joined(state, [client]).hypernetwork
+            personal = self.hypernetwork.generate(network, client.name, {p.name: p.shape for p in shape.personal})
         elif state.personal:
             personal = cut(state.personal, shape.personal)
         return Payload(dense({**state.general, **personal}, shape.shared, self.coding))

@@ -56,10 +56,10 @@ class Blocks:
 
     def by_tensor(self) -> dict[str, list[int]]:
         """Return the block sizes of each tensor, in order."""
-        found: dict[str, list[int]] = {}
+        sizes: dict[str, list[int]] = {}
         for name, size in zip(self.names, self.sizes.tolist(), strict=True):
-            found.setdefault(name, []).append(size)
-        return found
+            sizes.setdefault(name, []).append(size)
+        return sizes
 
     def costs(self, by_tensor: Mapping[str, int]) -> Index:
         """Return int64 (L,): each tensor's cost, such as its multiply-adds, by entries; 0 for tensors not named."""

@@ -45,13 +45,13 @@ class PFedGateClient(ClientBase[ClientState]):
         """Start with φ⁰, drawn from the seed, and without a model."""
         return ClientState()
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return θ after the last training."""
         return state.model
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return θ_g, or without a download θ after the last training, behind the client's gate."""
-        weights = state.model if download is None else self.arrived(state, download, plan)
+        weights = state.model if download is None else self.received_weights(state, download, plan)
         if not weights:
             return None
         module = self._loaded(weights, state)[1].eval()
@@ -66,14 +66,14 @@ class PFedGateClient(ClientBase[ClientState]):
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train θ and φ_i, and send Δθ of the blocks that were on at least once."""
-        start = self.arrived(state, download, plan)
+        start = self.received_weights(state, download, plan)
         after, module = self._fit(state, start, plan)
         self.trainer.report("share-uploaded", self.blocks.share(module.ever))
         return after, Payload(self.gated.update(start, after.model, module.ever, self.keep, self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train in the same way, without an upload; a novel client only trains its gate, for ``novel-epochs``."""
-        return self._fit(state, self.arrived(state, download, plan), plan)[0]
+        return self._fit(state, self.received_weights(state, download, plan), plan)[0]
 
     def _fit(self, state: ClientState, start: Weights, plan: Plan) -> tuple[ClientState, GatedModule]:
         network, module = self._loaded(start, state)

@@ -190,8 +190,8 @@ class Gated:
     def upload_schema(self, keep: float) -> Schema:
         """Admit blocks, the first ones among them, or none; then the values at their entries."""
 
-        def delta(came: Tensors) -> TensorSpec:
-            return TensorSpec((self.flat.size,), Support.DERIVED, index=self.positions(came["blocks"].mask(), keep))
+        def delta(tensors: Tensors) -> TensorSpec:
+            return TensorSpec((self.flat.size,), Support.DERIVED, index=self.positions(tensors["blocks"].mask(), keep))
 
         return Schema({"blocks": TensorSpec((len(self.blocks(keep).names),), values=False), "delta": delta})
 

@@ -18,17 +18,17 @@ def masks(run: EndedRun) -> ClientMasks:
     Raises:
         ConfigError: No client has a gate, or the gates are over different blocks.
     """
-    found: dict[str, Matrix] = {}
+    by_client: dict[str, Matrix] = {}
     parts: Layout = ()
     for name, state in run.states():
         if state.gate:
             algorithm = run.algorithm(name)
-            found[name] = (algorithm.own_masks(state).mean(0) >= MOSTLY).astype(np.float64)
+            by_client[name] = (algorithm.own_masks(state).mean(0) >= MOSTLY).astype(np.float64)
             blocks = algorithm.blocks.by_tensor()
             parts = tuple(Parameter(tensor, (len(sizes),), Role.WEIGHT) for tensor, sizes in blocks.items())
-    if not found or len({mask.size for mask in found.values()}) > 1:
+    if not by_client or len({mask.size for mask in by_client.values()}) > 1:
         raise ConfigError("run", "one whose clients have gates over the same blocks", run.task.config.name)
-    return ClientMasks(list(found), parts, np.stack(list(found.values())))
+    return ClientMasks(list(by_client), parts, np.stack(list(by_client.values())))
 
 
 def gates(run: EndedRun) -> dict[str, Matrix]:
@@ -36,9 +36,9 @@ def gates(run: EndedRun) -> dict[str, Matrix]:
 
     Chen et al., ICML 2023, Figure 4, clusters clients by the Euclidean distances between them.
     """
-    found = {}
+    vectors = {}
     for name, state in run.states():
         parts = [state.gate[part].reshape(-1) for part in sorted(state.gate) if not part.endswith(STATISTICS)]
         if parts:
-            found[name] = np.concatenate(parts).astype(np.float64)
-    return found
+            vectors[name] = np.concatenate(parts).astype(np.float64)
+    return vectors

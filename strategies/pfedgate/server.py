@@ -38,8 +38,8 @@ class PFedGateServer(ServerBase[ServerState]):
             sent.append(upload.payload.tensors["delta"].nnz / self.gated.flat.size)
             return self.weigh(upload)
 
-        held = mean_of_holders(uploads, {"delta": (self.gated.flat.size,)}, note)
-        after = self.gated.flat.join(state.weights).astype(np.float64) + held.mean["delta"]
+        covered = mean_of_holders(uploads, {"delta": (self.gated.flat.size,)}, note)
+        after = self.gated.flat.join(state.weights).astype(np.float64) + covered.mean["delta"]
         metrics = {"share-uploaded": float(np.mean(sent))} if sent else {}
         return ServerState(self.gated.flat.cut(after.astype(np.float32))), metrics
 

@@ -19,7 +19,7 @@ from sepal.method import ClientBase, Payload, Plan, Predictor, Schema, Task, Tra
 from sepal.method.tensors import at_masks
 from sepal.models import cut_model, forward_multiply_adds
 from sepal.strategies.subfedavg.contract import ClientState
-from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.prunable import Prunable
 from sepal.strategies.subfedavg.pruning import distance
 from sepal.tasks.learning import SHARE
 from sepal.training.evaluation import share
@@ -47,7 +47,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
         """Return m_k by part."""
         return unpack(state.kept, self.prunable.parts)
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return θ_k in the full shapes, 0 where it was pruned."""
         return spread(state.model, self.prunable.masks(self.kept(state))) if state.model else {}
 
@@ -57,7 +57,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return m_k ⊙ θ_g, or without a download θ_k; None before there is one."""
-        weights = self.own(state) if download is None else self.arrived(state, download, plan)
+        weights = self.personal_weights(state) if download is None else self.received_weights(state, download, plan)
         return self.predict(weights, self.prunable.cut(self.kept(state))) if weights else None
 
     # One round
@@ -70,12 +70,12 @@ class SubFedAvgClient(ClientBase[ClientState]):
         def note(weights: Dense) -> None:
             candidates.append(self.candidate(weights, kept))
 
-        weights = self.fit_kept(self.arrived(state, download, plan), kept, plan, note)
+        weights = self.fit_kept(self.received_weights(state, download, plan), kept, plan, note)
         first = kept if self.task.config.local_epochs == 1 else candidates[0]
         after = self.prune(weights, kept, first)
         masks = self.prunable.masks(after)
         self.report(after)
-        sent = self.prunable.changes(kept, after) | at_masks(weights, masks, self.coding, known=True)
+        sent = self.prunable.changes(kept, after) | at_masks(weights, masks, self.coding, derived=True)
         return ClientState(self.prunable.packed(after), take(weights, masks)), Payload(sent)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
@@ -84,7 +84,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
         Only a client that has never taken part is above its capacity; it is pruned to fit after it has trained.
         """
         kept = self.kept(state)
-        weights = self.fit_kept(self.arrived(state, download, plan), kept, plan)
+        weights = self.fit_kept(self.received_weights(state, download, plan), kept, plan)
         kept = self.prunable.fitted(weights, kept, self.capacity)
         self.report(kept)
         return ClientState(self.prunable.packed(kept), take(weights, self.prunable.masks(kept)))

@@ -36,13 +36,13 @@ def courses(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
     Args:
         lines: Lines of metrics.jsonl, in order.
     """
-    found: dict[str, Course] = defaultdict(lambda: defaultdict(list))
+    by_client: dict[str, Course] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for client in line["clients"]:
             pruned, accuracy = client["metrics"].get("pruned"), client["trained"]
             if pruned is not None and accuracy is not None:
-                _add(found[client["name"]], {"round": line["round"], "pruned": pruned, "accuracy": accuracy})
-    return dict(sorted(found.items()))
+                _add(by_client[client["name"]], {"round": line["round"], "pruned": pruned, "accuracy": accuracy})
+    return dict(sorted(by_client.items()))
 
 
 def distances(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
@@ -51,13 +51,13 @@ def distances(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
     Args:
         lines: Lines of metrics.jsonl, in order.
     """
-    found: dict[str, Course] = defaultdict(lambda: defaultdict(list))
+    by_client: dict[str, Course] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for client in line["clients"]:
             figures = {key: client["metrics"][key] for key in DISTANCES if key in client["metrics"]}
             if figures:
-                _add(found[client["name"]], {"round": line["round"], **figures})
-    return dict(sorted(found.items()))
+                _add(by_client[client["name"]], {"round": line["round"], **figures})
+    return dict(sorted(by_client.items()))
 
 
 def _add(course: Course, figures: Mapping[str, float]) -> None:

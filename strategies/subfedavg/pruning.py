@@ -1,4 +1,4 @@
-"""Sub-FedAvg's arithmetic: one step of pruning, the distance of two masks, and the paper's bytes; see parts.py."""
+"""Sub-FedAvg's arithmetic: one step of pruning, the distance of two masks, and the paper's bytes; see prunable.py."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ AT_ONCE = 0.45  # share of a convolution's channels that the authors cut in one 
 StepBy: TypeAlias = Literal["count", "percentile"]
 
 
-def distance(one: Masks, other: Masks, parts: Layout) -> float:
+def distance(first: Masks, second: Masks, parts: Layout) -> float:
     """Return the Hamming distance: the share of all entries of ``parts`` in which two masks differ; 0 for no parts."""
-    differing = sum(np.count_nonzero(one[p.name] != other[p.name]) for p in parts)
+    differing = sum(np.count_nonzero(first[p.name] != second[p.name]) for p in parts)
     return differing / max(1, sum(p.size for p in parts))
 
 

@@ -13,7 +13,7 @@ from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase,
 from sepal.method.means import mean_of_holders
 from sepal.method.tensors import at_masks
 from sepal.strategies.subfedavg.contract import ServerState
-from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.prunable import Prunable
 from sepal.strategies.subfedavg.pruning import paper_cost
 
 
@@ -37,7 +37,7 @@ class SubFedAvgServer(ServerBase[ServerState]):
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return m_k ⊙ θ_g; the client knows its m_k."""
         masks = self.prunable.masks(self.kept(state, client.name))
-        return Payload(at_masks(state.weights, masks, self.coding, known=True))
+        return Payload(at_masks(state.weights, masks, self.coding, derived=True))
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit changed masks, and θ_k at the new masks."""

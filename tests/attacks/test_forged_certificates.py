@@ -84,7 +84,7 @@ def test_a_forged_certificate_is_one_line_whatever_is_in_it(names, credentials, 
 
     with Server(answer, waits=False) as server:
         finding = list(probe.examine(f"localhost:{server.port}", credentials, 2.0))[-1]
-    assert (finding.what, finding.good) == ("certificate", False)
+    assert (finding.check, finding.good) == ("certificate", False)
     assert finding.words.isprintable()
     assert len(finding.words) < 500
 

@@ -127,7 +127,7 @@ def test_an_answer_without_an_end_is_not_read_to_its_end(http, answer):
     with Server(answer) as server:
         finding = asked(server.port)
         assert not finding.good
-        assert (finding.what, finding.words.isprintable()) == ("API", True)
+        assert (finding.check, finding.words.isprintable()) == ("API", True)
         assert not server.sent, "the server could not send all that it wanted to"
 
 
@@ -135,7 +135,7 @@ def test_an_answer_without_an_end_is_not_read_to_its_end(http, answer):
 def test_an_answer_that_drips_is_cut_off(http, answer):
     with Server(answer) as server:
         finding = asked(server.port)
-        assert (finding.what, finding.good) == ("port", False)
+        assert (finding.check, finding.good) == ("port", False)
         assert finding.words.endswith(fleet.BUSY)
         assert server.cut.wait(30), "the connection is closed, too"
 
@@ -154,7 +154,7 @@ def test_a_clock_that_is_never_good_ends_the_search(http, monkeypatch):
 
     with Server(slowly) as server:
         finding = asked(server.port)
-    assert (finding.what, finding.good) == ("port", False)
+    assert (finding.check, finding.good) == ("port", False)
     assert len(calls) < 12
 
 

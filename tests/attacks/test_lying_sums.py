@@ -12,7 +12,7 @@ import pytest
 from sepal.errors import ProtocolError
 from sepal.server.accuracy import merged, view_figures
 from sepal.tasks import Metric, Scoring
-from sepal.tasks.making import made
+from sepal.tasks.making import make_task
 
 TASKS = [
     ("multilabel", "auto", (4,), 3),
@@ -48,7 +48,7 @@ def lies(scoring, count=400):
     ],
 )
 def test_counts_by_class_are_of_no_more_than_the_claimed_examples(counts):
-    scoring = made("classification", "macro-f1", "", (4,), 2).scoring
+    scoring = make_task("classification", "macro-f1", "", (4,), 2).scoring
     (balanced, f1), rest = scoring.metrics[1:3], (0.0,) * scoring.metrics[3].size
     assert balanced.classes == f1.classes == 2
     right = [4.0, 4.0, 1.0, 1.0, 1.0, 1.0]
@@ -57,7 +57,7 @@ def test_counts_by_class_are_of_no_more_than_the_claimed_examples(counts):
         scoring.check("sums", (10.0, 1.0, 8.0, 10.0, *right, *counts, *rest))
 
 
-@pytest.mark.parametrize("scoring", [OWN, *(made(*task[:2], "", *task[2:]).scoring for task in TASKS)])
+@pytest.mark.parametrize("scoring", [OWN, *(make_task(*task[:2], "", *task[2:]).scoring for task in TASKS)])
 def test_no_sums_of_a_client_end_the_run_or_give_a_figure_that_is_none(scoring):
     replies = list(lies(scoring))
     assert replies

@@ -29,7 +29,7 @@ KEYS = {"dataset": "digits", "clients": 4, "rounds": 2, "partition.name": "iid",
 ABSURD = Payload({"delta": at(np.full(6, 1e6), np.array([0, 1]))})
 
 
-class Kept:
+class LedgerObserver:
     def __init__(self):
         self.ledger = []
 
@@ -68,7 +68,7 @@ def poisoned(name, factor=1e6):
 @pytest.mark.parametrize("name", ["fedavg", "fedpse", "fedstc", "fedscr", "flasc", "fedadam"])
 @pytest.mark.parametrize(("factor", "bound"), [(1e6, {}), (8, {"max-update-norm": 3.0})], ids=["guard", "bound"])
 def test_an_absurd_upload_is_refused_by_its_norm_and_the_run_goes_on(name, factor, bound):
-    kept = Kept()
+    kept = LedgerObserver()
     strategy = run_in_process(assemble({**KEYS, **bound}, poisoned(name, factor)), observers=[kept])
     (entry,) = [entry for entry in kept.ledger if entry.status == "refused"]
     assert (entry.round, entry.client) == (1, "client-00001")
@@ -180,7 +180,7 @@ def attacking(name, change):
             after, upload = super().train(state, download, plan)
             if self.trainer.client.name != "client-00001":
                 return after, upload
-            start = self.arrived(state, download, plan) if name in WEIGHTS else {}
+            start = self.received_weights(state, download, plan) if name in WEIGHTS else {}
             tensors = {}
             for key, t in upload.tensors.items():
                 values = t.values
@@ -204,7 +204,7 @@ DIFFERENCES = ("fedpse", "fedstc", "fedscr", "pfedgate", "pfedhn")
 )
 def test_the_bound_is_on_what_a_client_changes(name, attack):
     """The norm of weights hides a change: nine times the weights of a model are within ten times their median."""
-    kept = Kept()
+    kept = LedgerObserver()
     keys = {**KEYS, "max-update-norm": 3.0, "evaluate-every": 0}
     run_in_process(assemble(keys, attacking(name, NINE[attack])), observers=[kept])
     refused = {(entry.round, entry.client) for entry in kept.ledger if entry.status == "refused"}
@@ -214,7 +214,7 @@ def test_the_bound_is_on_what_a_client_changes(name, attack):
 @pytest.mark.parametrize("name", ["fedavg", "fedpse"])
 def test_one_flipped_upload_does_not_end_the_run_for_everybody(name, caplog):
     """Without any option a sign-flipped update, 20 times as large, makes a model from which no client can train."""
-    kept = Kept()
+    kept = LedgerObserver()
     keys = {**KEYS, "clients": 10, "rounds": 12, "evaluate-every": 0, "clip-gradient": 0.0}
     flipping = attacking(name, NINE["flipped"])
     del keys["partition.subsample"]

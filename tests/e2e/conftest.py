@@ -7,7 +7,7 @@ import pytest
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import ServerCredentials
 from sepal.engines.flower.engine import Flower
-from sepal.engines.flower.registration import Registry
+from sepal.engines.flower.node_registry import NodeRegistry
 from tests.e2e.attacking_client import EVIL, GUEST, HONEST
 
 
@@ -24,7 +24,7 @@ def server(certs, tmp_path_factory):
     with Flower(environment=environment) as flower:
         credentials = ServerCredentials.of(certs)
         flower.start_superlink(credentials=credentials, timeout=120)
-        flower.registry = Registry(credentials, flower.environment, flower.home / "nodes.json")
+        flower.registry = NodeRegistry(credentials, flower.environment, flower.home / "nodes.json")
         flower.registry.sync()
         yield flower
     assert not flower.left(), "a process was left behind"

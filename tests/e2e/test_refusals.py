@@ -28,9 +28,9 @@ from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.commands import supernode_command
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal.engines.flower.engine import COMPLETED
+from sepal.engines.flower.node_registry import NodeRegistry
 from sepal.engines.flower.probe import NOT_REGISTERED, examine
 from sepal.engines.flower.processes import free_port, healthy
-from sepal.engines.flower.registration import Registry
 from sepal.engines.flower.rejoining import wait_until_welcome
 from sepal.errors import ConfigError
 from sepal.flower import fleet
@@ -55,7 +55,7 @@ def known_key_file(others: Path, certs: Path) -> NodeCredentials:
 
 
 def words(address: str, credentials: NodeCredentials | None) -> list[str]:
-    return [f"{f.what}: {f.words}" for f in examine(address, credentials) if not f.good]
+    return [f"{f.check}: {f.words}" for f in examine(address, credentials) if not f.good]
 
 
 # Flower's own client: what the server refuses whatever a client does not check
@@ -117,10 +117,10 @@ def plain_text():
 def test_a_server_that_is_not_flowers_is_named(plain_text):
     found = list(examine(plain_text, None))
     if speaks_http():
-        assert found[-1].what == "version"
+        assert found[-1].check == "version"
         assert "the server speaks gRPC (Flower 1.39), Flower 1.4" in found[-1].words
         return
-    assert found[-1].what == "API"
+    assert found[-1].check == "API"
     assert "not the Fleet API of Flower 1.39" in found[-1].words
 
 
@@ -144,7 +144,7 @@ def test_an_unregistered_key_is_named(address, others, certs):
 def test_a_registered_key_is_welcome(address, certs):
     found = list(examine(address, NodeCredentials.of(certs, HONEST)))
     assert all(finding.good for finding in found), found
-    assert (found[-1].what, found[-1].words) == ("key", "registered")
+    assert (found[-1].check, found[-1].words) == ("key", "registered")
 
 
 @contextmanager
@@ -231,7 +231,9 @@ def test_a_removed_key_is_cut_off_also_where_node_ids_were_lost(server, address,
     make_certificates(certs, nodes=["kept", "removed"])
     server.registry.sync()
     told = []
-    fresh = Registry(ServerCredentials.of(certs / "server"), server.environment, tmp_path / "nodes.json", told.append)
+    fresh = NodeRegistry(
+        ServerCredentials.of(certs / "server"), server.environment, tmp_path / "nodes.json", told.append
+    )
     fresh.sync()
     assert words(address, NodeCredentials.of(certs, "removed")) == []
     (certs / "server" / "nodes" / "removed.pub").unlink()

@@ -188,7 +188,7 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
         end = time.monotonic() + 90
         while not listening(fleet) and time.monotonic() < end:
             time.sleep(0.2)
-        (refused,) = [finding.what for finding in examine(f"127.0.0.1:{fleet}", None) if not finding.good]
+        (refused,) = [finding.check for finding in examine(f"127.0.0.1:{fleet}", None) if not finding.good]
         assert refused == "TLS", "plain text is not taken"
         while "clients join with" not in (tmp_path / "serve.log").read_text() and time.monotonic() < end:
             time.sleep(0.01)

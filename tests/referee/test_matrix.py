@@ -14,7 +14,7 @@ from sepal.models.gated import GatedModule
 from sepal.models.weights import layout
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl.contract import budgets, masked_parts
-from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.prunable import Prunable
 
 
 def test_the_page_is_what_every_model_does_with_every_method():

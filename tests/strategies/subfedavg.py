@@ -90,5 +90,5 @@ def downloaded(run, round):
 
 def sent(server, before, after, weights):
     """What a client uploads whose masks were ``before`` and are ``after``."""
-    tensors = at_masks(weights, server.prunable.masks(after), server.coding, known=True)
+    tensors = at_masks(weights, server.prunable.masks(after), server.coding, derived=True)
     return Payload(server.prunable.changes(before, after) | tensors)

@@ -80,13 +80,13 @@ def test_two_rounds_by_hand():
         soft = {name: 1 / (1 + np.exp(-score.astype(np.float64))) for name, score in scores.items()}
         return {n: m - 2 * held[n] * slope[n] * parts.weights[n] * soft[n] * (1 - soft[n]) for n, m in scores.items()}
 
-    expected = moved(parts.first, parts.held({}))
+    expected = moved(parts.first, parts.entries({}))
     state, _ = made.round(made.server.init(), 1)
     after = made.states[0]
     for name, scores in expected.items():
         np.testing.assert_allclose(after.scores[name], scores, rtol=1e-4, atol=1e-7, err_msg=name)
     means = expected["fc1.weight"].mean(1)
-    held = parts.held(after.structure)
+    held = parts.entries(after.structure)
     assert held["fc1.weight"].all(1).tolist() == (means >= np.sort(means)[4]).tolist()
     bits = unpack(state.masks, parts.masked)
     again = {name: signed(after.scores[name], bits[name] & held[name]) for name in expected}
@@ -103,9 +103,9 @@ def test_who_joins_late_starts_from_all_of_the_servers_bits():
     sealed = seal(made.server.newcomer(state, ClientInfo("late", 10), plan))
     download = unseal(sealed, late.download_schema(late.init(), plan))
     server = made.server.model(state)
-    arrived = late.arrived(late.init(), download, plan)
+    arrived = late.received_weights(late.init(), download, plan)
     assert all(np.array_equal(arrived[name], server[name]) for name in server)
-    first = late.arrived(late.init(), Payload(), made.server.plan(1))
+    first = late.received_weights(late.init(), Payload(), made.server.plan(1))
     assert not np.array_equal(arrived["fc1.weight"], first["fc1.weight"])
     late.trainer.fit = lambda *_, **__: None  # what it starts from
     after = late.adapt(late.init(), download, plan)
@@ -128,9 +128,9 @@ def test_weights_biases_and_structures_stay_and_only_bits_travel():
         structures.append({name: bits.tobytes() for name, bits in made.states[0].structure.items()})
     assert structures[0] == structures[2]
     algorithm = made.hosts[0].algorithm
-    own = algorithm.own(made.states[0])
+    own = algorithm.personal_weights(made.states[0])
     first = made.server.parts.weights
-    held = algorithm.parts.held(made.states[0].structure)
+    held = algorithm.parts.entries(made.states[0].structure)
     for name, array in own.items():
         same = array == first[name]
         assert same.all() if name.endswith("bias") else (same | (array == 0)).all()
@@ -174,7 +174,7 @@ def test_last_layers_alone_may_be_masked():
     """With the output layer alone 4 of its 8 input units are held; the others stay as they are."""
     made = federation(**{"fedmask.layers": 1})
     state, _ = made.round(made.server.init(), 1)
-    own = made.hosts[0].algorithm.own(made.states[0])
+    own = made.hosts[0].algorithm.personal_weights(made.states[0])
     np.testing.assert_array_equal(own["fc1.weight"], made.task.weights["fc1.weight"])
     assert (own["fc2.weight"].any(0)).sum() <= 4
     assert set(made.server.download(state, made.hosts[0].info, made.server.plan(2)).tensors) == {"fc2.weight"}

@@ -48,7 +48,7 @@ def test_the_second_round_of_flasc_by_hand():
     np.testing.assert_allclose(np.concatenate([state.weights["a"], state.weights["b"][0]]), first, rtol=1e-6)
 
     down = unseal(seal(server.download(state, INFO, Plan(2))), client.download_schema(client.init(), Plan(2)))
-    received = client.arrived(client.init(), down, Plan(2))
+    received = client.received_weights(client.init(), down, Plan(2))
     np.testing.assert_allclose(received["a"], first[:2], rtol=1e-6)
     assert not received["b"].any()
     client.fit = lambda start, plan: {

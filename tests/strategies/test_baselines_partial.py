@@ -122,7 +122,9 @@ def test_fedbabu_step_by_hand():
     tuned = algorithm.adapt(state, sent("b", 3.0), Plan(2))
     assert tuned.model["b"][0] - 3 == pytest.approx(-0.05 * slope(3.0), rel=1e-3)
     assert tuned.model["h"][0] - 1 == pytest.approx(-0.15 * slope(3.0), rel=1e-3)
-    assert algorithm.arrived(tuned, sent("b", 2.0), Plan(3))["h"][0] == 1, "the first head stands beside every body"
+    assert algorithm.received_weights(tuned, sent("b", 2.0), Plan(3))["h"][0] == 1, (
+        "the first head stands beside every body"
+    )
 
 
 def test_lg_fedavg_counts_layers_not_tensors():

@@ -143,7 +143,7 @@ def test_nobody_shares_filters_with_an_evicted_client():
     assert sorted(left.filters) == sorted(left.importance) == [names[0], names[2]]
     assert all(left.filters[name] is state.filters[name] for name in left.filters)
     federation.met.discard(1)
-    server.moved(left, left.weights)
+    server.tuned_filters(left, left.weights)
 
 
 def test_the_received_model_of_round_1_is_the_whole_first_one():

@@ -37,7 +37,7 @@ def test_a_listed_method_and_data_set_has_its_own_rates():
         True,
         "calibrated for ditto on digits",
     )
-    assert found.own("ditto") == {"lambda": 2}
+    assert found.of_method("ditto") == {"lambda": 2}
 
 
 @pytest.mark.parametrize(

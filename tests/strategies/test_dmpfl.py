@@ -101,7 +101,7 @@ def test_eq_4_by_hand():
     """θ_c = w_g ⊙ (m_g ∩ m_c) + w_c ⊙ (m_c − m_g), entry by entry; after phase 1 the overlap is the client's own."""
     server, host, _ = parts(**{"dmpfl.initial-mask": "own"})
     algorithm, plan = host.algorithm, server.plan(1)
-    state = algorithm.received(algorithm.init(), server.newcomer(server.init(), host.info, plan))
+    state = algorithm.with_download(algorithm.init(), server.newcomer(server.init(), host.info, plan))
     mask, shared = unpack(state.mask, algorithm.layout), unpack(state.global_mask, algorithm.layout)
     ones = {name: np.full(m.sum(), 1, np.float32) for name, m in shared.items()}
     twos = {name: np.full(m.sum(), 2, np.float32) for name, m in mask.items()}

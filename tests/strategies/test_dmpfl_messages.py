@@ -83,12 +83,12 @@ def test_a_client_refuses_what_it_cannot_place():
     older = replace(download, scalars={"mask": 4, "weights": 4})
     partial = replace(download, tensors={n: t for n, t in download.tensors.items() if n != first})
     with pytest.raises(ProtocolError, match="expected mask 0, which is held"):
-        algorithm.received(algorithm.init(), older)
+        algorithm.with_download(algorithm.init(), older)
     empty = replace(download, tensors={})
     for held, wrong in ((0, partial), (0, empty), (5, empty)):  # an empty one is for who holds version 4, no other
         with pytest.raises(ProtocolError, match="payload"):
-            algorithm.received(replace(algorithm.init(), weights_version=held), wrong)
-    assert algorithm.received(replace(algorithm.init(), weights_version=4), empty).weights_version == 4
+            algorithm.with_download(replace(algorithm.init(), weights_version=held), wrong)
+    assert algorithm.with_download(replace(algorithm.init(), weights_version=4), empty).weights_version == 4
 
 
 def test_a_server_refuses_a_mask_of_another_size():

@@ -82,12 +82,12 @@ def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
     made = assemble(flat(method, "pretrained"))
     task = made.task
     given = np.linspace(-0.3, 0.3, 256, dtype=np.float32).reshape(16, 16)
-    assert task.given == {"fc1.weight"}
+    assert task.user_set == {"fc1.weight"}
     np.testing.assert_allclose(task.weights["fc1.weight"], given, atol=1e-7)
     assert any("1 of 8 tensors start as" in note for note in made.notes)
-    assert any("of its own, not from weights" in note for note in made.notes) == bool(made.method.draws)
+    assert any("of its own, not from weights" in note for note in made.notes) == bool(made.method.starts_from)
     server = made.method.make_server(task)
-    first = {} if made.method.draws else server.model(server.init())
+    first = {} if made.method.starts_from else server.model(server.init())
     if "fc1.weight" in first and method != "fedmask":  # whose weights are signs and one magnitude
         kept = first["fc1.weight"] != 0  # sparse methods start at a mask
         np.testing.assert_allclose(first["fc1.weight"][kept], given[kept], atol=1e-7)
@@ -113,7 +113,7 @@ SEED = "the {} that are drawn at random start from the run's seed"
 )
 def test_a_line_says_whether_a_run_starts_from_what_build_sets(model, given, words):
     made = assemble(flat("fedavg", model))
-    assert made.task.given == given
+    assert made.task.user_set == given
     assert [note for note in made.notes if note.startswith("model: ") and "stay as" not in note] == [words]
 
 

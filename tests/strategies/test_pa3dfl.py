@@ -91,7 +91,7 @@ def test_a_step_of_a_client_by_hand():
     keys = {"batch-size": 1000, "local-epochs": 1, "lr": 0.1, "pa3dfl.lambda": 0.01, "momentum": 0.0}
     federation = Federation([0.25], **keys)
     state, client = federation.first(), federation.hosts[0].algorithm
-    start = client.arrived(federation.states[0], federation.download(state, 0), federation.plan)
+    start = client.received_weights(federation.states[0], federation.download(state, 0), federation.plan)
     new = arrays(federation.trained(state, 0).payload)
     x, y = client.trainer.x.double(), client.trainer.y
     module = client.shape.module()
@@ -155,7 +155,7 @@ def test_alpha_is_the_best_of_eleven_on_validation_data_and_the_state_keeps_it()
     federation = Federation([0.25], **{"local-epochs": 3, "lr": 0.1})
     state, client = federation.first(), federation.hosts[0].algorithm
     download = federation.download(state, 0)
-    start = client.arrived(federation.states[0], download, federation.plan)
+    start = client.received_weights(federation.states[0], download, federation.plan)
     after, upload = client.train(federation.states[0], download, federation.plan)
     trained = {**start, **arrays(upload)}
     m0, m1 = client.recovered(start, "global_head"), client.recovered(trained, "local_head")
@@ -256,7 +256,7 @@ def test_kept_locally_nothing_personal_travels_and_clients_go_on_from_their_own(
     own = federation.states[1].personal["body.conv2.theta_v"]
     assert (own != first.personal["body.conv2.theta_v"]).any()
     client = federation.hosts[1].algorithm
-    again = client.arrived(federation.states[1], federation.download(after, 1), federation.plan)
+    again = client.received_weights(federation.states[1], federation.download(after, 1), federation.plan)
     np.testing.assert_array_equal(again["body.conv2.theta_v"], own)
     np.testing.assert_array_equal(again["global_head.bias"], federation.assembly.task.weights["fc2.bias"])
 

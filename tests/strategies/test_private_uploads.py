@@ -22,7 +22,7 @@ from tests.strategies.federation import Federation
 
 CLIP, NOISE = 0.05, 0.3
 SPARSE = ("fedpse", "fedstc")
-HAVE = tuple(name for name in registry.METHODS if registry.get(name).private)
+HAVE = tuple(name for name in registry.METHODS if registry.get(name).private_phases)
 REFUSE = tuple(name for name in registry.METHODS if name not in HAVE)
 
 

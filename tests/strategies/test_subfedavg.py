@@ -334,7 +334,7 @@ def test_the_last_step_on_weights_is_taken_from_what_a_channel_cut_of_the_same_r
     algorithm = run.host.algorithm
     kept = algorithm.kept(run.client)
     assert all(mask.all() for mask in kept.values())
-    weights, rng = algorithm.own(run.client), np.random.default_rng(0)
+    weights, rng = algorithm.personal_weights(run.client), np.random.default_rng(0)
     size = rng.permutation(np.arange(1, 4097, dtype=np.float32)).reshape(32, 128)
     scale1, scale2 = np.ones(16, np.float32), np.ones(32, np.float32)
     scale1[[3, 9]], scale2[[0, 7, 31]] = 0.01, 0.02

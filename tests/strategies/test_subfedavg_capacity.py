@@ -12,7 +12,7 @@ from sepal.method import ClientInfo
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.prunable import Prunable
 from tests.scratch_store import ScratchStore
 from tests.strategies.subfedavg import FLAT, HYBRID, exchange, parts, rounds, sent
 
@@ -113,7 +113,7 @@ def test_channels_below_the_target_are_admitted_only_if_the_capacity_asks_for_it
     state, client, _, _ = exchange(server, host, server.init(), algorithm.init(), 1, False)
     assert 2 < ours.channels_left(server.kept(state, host.info.name)) < 24
     one = {"conv1": np.arange(16) == 0, "conv2": np.arange(32) == 0}
-    content = seal(sent(server, ours.whole, ours.within({**ours.whole, **one}), algorithm.own(client)))
+    content = seal(sent(server, ours.whole, ours.within({**ours.whole, **one}), algorithm.personal_weights(client)))
     with pytest.raises(SepalError, match="conv2/kept: expected at least 24 channels in all, got 2"):
         unseal(content, server.upload_schema(server.init(), host.info, plan))
 

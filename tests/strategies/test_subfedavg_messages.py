@@ -13,7 +13,7 @@ from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.contract import ServerState
-from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.prunable import Prunable
 from sepal.wire import inspect
 from sepal.wire.tensors import members
 from tests.strategies.subfedavg import FLAT, HYBRID, downloaded, rounds, sent
@@ -92,7 +92,7 @@ def test_channels_beyond_the_target_are_refused_by_name(target, channels, messag
     assert all(mask.all() for mask in before.values())
     cut = {"conv1": np.arange(16) < channels[0], "conv2": np.arange(32) < channels[1]}
     after = server.prunable.within({**before, **cut})
-    content = seal(sent(server, before, after, run.host.algorithm.own(run.client)))
+    content = seal(sent(server, before, after, run.host.algorithm.personal_weights(run.client)))
     schema = server.upload_schema(run.state, run.host.info, plan)
     if message:
         with pytest.raises(SepalError, match=message) as caught:
@@ -110,7 +110,7 @@ def test_masks_are_computed_a_fixed_number_of_times_for_an_upload(keys, monkeypa
     state, upload = algorithm.train(run.client, download, plan)
     before, after = algorithm.kept(run.client), algorithm.kept(state)
     assert any(not np.array_equal(before[name], after[name]) for name in before)
-    same = sent(server, before, before, algorithm.own(run.client))
+    same = sent(server, before, before, algorithm.personal_weights(run.client))
     schema, calls, plain = server.upload_schema(run.state, run.host.info, plan), [], Prunable.masks
     monkeypatch.setattr(Prunable, "masks", lambda self, kept: calls.append(1) or plain(self, kept))
     for payload, masks in ((upload, after), (same, before), (upload, after)):

@@ -70,7 +70,7 @@ def test_pruned_entries_are_not_trained(keys):
     run = rounds(2, **{**keys, "momentum": 0.5})
     algorithm, (download, plan) = run.host.algorithm, downloaded(run, 3)
     kept = algorithm.kept(run.client)
-    start = algorithm.arrived(run.client, download, plan)
+    start = algorithm.received_weights(run.client, download, plan)
     after = algorithm.fit_kept(start, kept, plan)
     for name, mask in algorithm.prunable.masks(kept).items():
         assert not start[name][~mask].any()
@@ -83,7 +83,7 @@ def test_pruned_entries_stay_0_and_the_client_predicts_with_what_it_kept():
     for keys in ({}, HYBRID):
         run = rounds(3, **keys)
         algorithm = run.host.algorithm
-        masks, own = algorithm.prunable.masks(algorithm.kept(run.client)), algorithm.own(run.client)
+        masks, own = algorithm.prunable.masks(algorithm.kept(run.client)), algorithm.personal_weights(run.client)
         assert all(not own[name][~mask].any() for name, mask in masks.items())
         assert all(np.array_equal(run.state.weights[name][mask], own[name][mask]) for name, mask in masks.items())
         x = algorithm.trainer.x

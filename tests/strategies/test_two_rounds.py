@@ -73,7 +73,7 @@ def test_fedpse_adds_its_residual_and_its_base_in_the_second_round():
     base = np.array([0, 0.5, 1, 0])
     gained = step(base) - base + [0.25, 0, 0, 0.125]
     np.testing.assert_allclose(flat(again.tensors["w"]), gained * [1, 0, 0, 1], rtol=1e-5)
-    assert algorithm.arrived(state, four([1, 0, 0, 0]), Plan(3))["w"].reshape(-1).tolist() == [1, 0.5, 1, 0]
+    assert algorithm.received_weights(state, four([1, 0, 0, 0]), Plan(3))["w"].reshape(-1).tolist() == [1, 0.5, 1, 0]
     np.testing.assert_allclose(flat(state.model["w"]), step(base), rtol=1e-6, atol=1e-6)
 
 
@@ -235,7 +235,7 @@ def test_subfedavg_prunes_what_is_left_of_its_mask_in_the_second_round():
     expected = step([1, -1, 0.1, 0]) * [1, 0, 1, 0]
     assert algorithm.kept(state)["w"].reshape(-1).tolist() == [True, False, True, False]
     np.testing.assert_allclose(flat(sent.tensors["w"]), expected, rtol=1e-6)
-    np.testing.assert_allclose(algorithm.own(state)["w"].reshape(-1), expected, rtol=1e-6)
+    np.testing.assert_allclose(algorithm.personal_weights(state)["w"].reshape(-1), expected, rtol=1e-6)
 
 
 # Predictions

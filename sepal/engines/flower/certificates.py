@@ -120,12 +120,12 @@ def make_certificates(
         if not (directory / "server" / "executor.secret").exists():
             _write(directory / "server" / "executor.secret", secrets.token_bytes(32))
         _make_directory(directory / "server" / "nodes")
-        made = [node for node in dict.fromkeys(nodes) if _make_node(directory, node, authority)]
+        new_nodes = [node for node in dict.fromkeys(nodes) if _make_node(directory, node, authority)]
     except OSError as reason:
         raise StateError(str(directory), "a directory that can be written", reason.strerror or str(reason)) from None
     except ValueError as reason:
         raise StateError(str(directory), "certificates and keys that `sepal certs` made", str(reason)) from None
-    return Made(new_ca, new_server, tuple(made), issuer.not_valid_after_utc)
+    return Made(new_ca, new_server, tuple(new_nodes), issuer.not_valid_after_utc)
 
 
 def _make_authority(
@@ -156,15 +156,15 @@ def _make_server(
 ) -> bool:
     """Create the server certificate unless the existing one is still good; return whether it was created."""
     file, end = directory / "server" / "server.pem", issuer.not_valid_after_utc
-    wanted = list(dict.fromkeys(names))
+    hosts = list(dict.fromkeys(names))
     if file.exists():
-        found = x509.load_pem_x509_certificate(file.read_bytes())
-        there = list(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-        until = found.not_valid_after_utc
+        existing = x509.load_pem_x509_certificate(file.read_bytes())
+        existing_hosts = list(existing.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        until = existing.not_valid_after_utc
         lasting = until == end or until - now > timedelta(days=RENEW_DAYS)
-        if lasting and found.issuer == issuer.subject and set(wanted) <= set(there):
+        if lasting and existing.issuer == issuer.subject and set(hosts) <= set(existing_hosts):
             return False
-        wanted = list(dict.fromkeys([*there, *wanted]))
+        hosts = list(dict.fromkeys([*existing_hosts, *hosts]))
     signer = _signer(directory / "ca" / "ca.key", passphrase)
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Sepal server")])
@@ -173,7 +173,7 @@ def _make_server(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(wanted), critical=False)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
@@ -188,11 +188,11 @@ def _signer(file: Path, passphrase: Passphrase) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(text, None)
     except TypeError:  # it is encrypted
-        given = passphrase()
+        secret = passphrase()
         try:
-            key = serialization.load_pem_private_key(text, given or b" ")
+            key = serialization.load_pem_private_key(text, secret or b" ")
         except ValueError:
-            raise StateError(str(file), "its passphrase", "another" if given else "none") from None
+            raise StateError(str(file), "its passphrase", "another" if secret else "none") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError("ca.key is not an elliptic curve's")
     return key
@@ -214,16 +214,16 @@ def _check_permitted(issuer: x509.Certificate, names: Sequence[x509.GeneralName]
 
 def _make_node(directory: Path, name: str, authority: bytes) -> bool:
     """Create a node's key unless it exists; return whether it was created."""
-    place = directory / "nodes" / name
-    made = not (place / "key").exists()
-    if made:
+    node_directory = directory / "nodes" / name
+    is_new = not (node_directory / "key").exists()
+    if is_new:
         key = ec.generate_private_key(ec.SECP384R1())
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        _write(place / "key", key.private_bytes(_PEM, _OPENSSH, _PLAIN))
-        _write(place / "key.pub", public + b" " + name.encode() + b"\n")
-    _write(place / "ca.crt", authority)
-    _write(directory / "server" / "nodes" / f"{name}.pub", (place / "key.pub").read_bytes())
-    return made
+        _write(node_directory / "key", key.private_bytes(_PEM, _OPENSSH, _PLAIN))
+        _write(node_directory / "key.pub", public + b" " + name.encode() + b"\n")
+    _write(node_directory / "ca.crt", authority)
+    _write(directory / "server" / "nodes" / f"{name}.pub", (node_directory / "key.pub").read_bytes())
+    return is_new
 
 
 def _builder(

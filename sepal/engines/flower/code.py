@@ -35,15 +35,15 @@ def sources(root: Path) -> dict[str, Path]:
     """
     package = root / "sepal"
     outside = [root / name for name in FOLDERS if package.is_dir() and not (package / name).is_dir()]
-    found = {}
+    by_path = {}
     for top in (package, *outside):
         for directory, names, files in os.walk(top, followlinks=True):
             if Path(directory) == package:
                 names[:] = [name for name in names if name not in NOT_ASKED]
             for file in (Path(directory, name) for name in files if name.endswith(".py")):
-                place = file.relative_to(root)
-                found[str(place if top == package else "sepal" / place)] = file
-    return dict(sorted(found.items()))
+                path = file.relative_to(root)
+                by_path[str(path if top == package else "sepal" / path)] = file
+    return dict(sorted(by_path.items()))
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Code:
         digests = {name: digest(file) for name, file in files.items()}
         load()
         modules = {name.replace(".", os.sep) for name in list(sys.modules)}
-        ours = frozenset(n for n in files if n.removesuffix(".py").removesuffix(f"{os.sep}__init__") in modules)
-        return cls(files, digests, stamps, ours, frozenset(name.partition(".")[0] for name in list(sys.modules)))
+        imported = frozenset(n for n in files if n.removesuffix(".py").removesuffix(f"{os.sep}__init__") in modules)
+        return cls(files, digests, stamps, imported, frozenset(name.partition(".")[0] for name in list(sys.modules)))
 
     def changed(self) -> bool:
         """Return whether a file has been changed or removed since then, for example by an upgrade."""
@@ -95,10 +95,10 @@ class Code:
         packages = {file.parent.name for file in bundle.glob("*/__init__.py")} - {"sepal"}
         if (modules | packages) & self.names:
             return False
-        theirs = {name: digest(file) for name, file in sources(bundle).items()}
-        if not theirs:
+        bundled = {name: digest(file) for name, file in sources(bundle).items()}
+        if not bundled:
             return True
-        return self.imported <= theirs.keys() and all(self.digests.get(name) == d for name, d in theirs.items())
+        return self.imported <= bundled.keys() and all(self.digests.get(name) == d for name, d in bundled.items())
 
 
 def digest(file: Path) -> str:
@@ -109,7 +109,7 @@ def digest(file: Path) -> str:
 def stamp(file: Path) -> tuple[int, int]:
     """Return a file's modification time in nanoseconds and its size; (-1, -1) if it does not exist."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return -1, -1
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

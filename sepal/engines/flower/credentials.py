@@ -28,7 +28,7 @@ def _ssh_key(data: bytes) -> Any:
 
 REVOKED = ".revoked"  # of a public key that is not registered again
 
-# File → what it holds, and what reads it
+# File → a description of its content, and the function that reads it
 _FORMS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     "ca.crt": ("a certificate in PEM", x509.load_pem_x509_certificate),
     "server.pem": ("a certificate in PEM", x509.load_pem_x509_certificate),
@@ -54,11 +54,11 @@ class ServerCredentials:
         Raises:
             ConfigError: A file is missing or damaged, or a key can be read by others.
         """
-        place = next((p for p in (directory, directory / "server") if (p / "server.pem").exists()), None)
-        if place is None:
+        folder = next((p for p in (directory, directory / "server") if (p / "server.pem").exists()), None)
+        if folder is None:
             raise ConfigError("--certs", "a directory with server.pem (see `sepal certs`)", str(directory))
-        _check(place, ("ca.crt", "server.pem", "server.key"), private=("server.key",))
-        return cls(place.absolute())
+        _check(folder, ("ca.crt", "server.pem", "server.key"), private=("server.key",))
+        return cls(folder.absolute())
 
     @property
     def authority(self) -> Path:
@@ -99,9 +99,9 @@ class ServerCredentials:
                 raise ConfigError("NAME", f"one of {', '.join(keys) or 'no keys'} in {self.directory / 'nodes'}", name)
             digest = hashlib.sha256(keys[name].read_bytes()).hexdigest()[:12]
             keys[name].replace(keys[name].with_name(f"{name}.{digest}{REVOKED}"))
-            made = self.directory.parent / "nodes" / name
-            if (made / "key").exists():
-                shutil.rmtree(made)
+            node_directory = self.directory.parent / "nodes" / name
+            if (node_directory / "key").exists():
+                shutil.rmtree(node_directory)
         except OSError as reason:
             raise ConfigError(
                 "--certs", "a directory that can be changed", f"{reason.filename}: {reason.strerror}"
@@ -136,13 +136,13 @@ class NodeCredentials:
             ConfigError: A file is missing or damaged, or the key can be read by others.
         """
         places = (directory, directory / name, directory / "nodes" / name)
-        place = next((p for p in places if (p / "key").exists()), None)
-        if place is None:
+        folder = next((p for p in places if (p / "key").exists()), None)
+        if folder is None:
             expected = f"a directory with a node's key, or with nodes/{name or 'NAME'}/key (see `sepal certs`)"
             expected += "" if name else ", and --name NAME"
             raise ConfigError("--certs", expected, str(directory))
-        _check(place, ("ca.crt", "key"), private=("key",))
-        return cls(place.absolute())
+        _check(folder, ("ca.crt", "key"), private=("key",))
+        return cls(folder.absolute())
 
     @property
     def authority(self) -> Path:
@@ -185,17 +185,17 @@ def fingerprint(public_key: Path) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def _check(place: Path, names: tuple[str, ...], private: tuple[str, ...]) -> None:
+def _check(folder: Path, names: tuple[str, ...], private: tuple[str, ...]) -> None:
     for name in names:
-        if not os.access(place / name, os.R_OK):
-            raise ConfigError("--certs", f"a readable file {name}", f"none in {place}")
+        if not os.access(folder / name, os.R_OK):
+            raise ConfigError("--certs", f"a readable file {name}", f"none in {folder}")
     for name in private:
-        mode = (place / name).stat().st_mode & 0o777
+        mode = (folder / name).stat().st_mode & 0o777
         if mode & 0o077:
-            raise ConfigError(str(place / name), "mode 600: only its owner may read a private key", f"mode {mode:o}")
+            raise ConfigError(str(folder / name), "mode 600: only its owner may read a private key", f"mode {mode:o}")
     for name in names:
         expected, read = _FORMS[name]
         try:
-            read((place / name).read_bytes())
+            read((folder / name).read_bytes())
         except (OSError, ValueError, TypeError) as reason:
-            raise ConfigError(str(place / name), expected, one_line(str(reason), 120)) from None
+            raise ConfigError(str(folder / name), expected, one_line(str(reason), 120)) from None

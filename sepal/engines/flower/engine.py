@@ -164,8 +164,8 @@ class Flower(Processes):
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
         cold = cold or needs_cold(node_config)
-        ours = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--poll", str(poll)] if poll else [])]
-        command = [sys.executable, "-P", "-m", "sepal.engines.flower.node", *ours, *command[1:]]
+        options = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--poll", str(poll)] if poll else [])]
+        command = [sys.executable, "-P", "-m", "sepal.engines.flower.node", *options, *command[1:]]
         if show is None:
             self.nodes[name] = self.spawn(*command, log=f"{name}.log")
         else:
@@ -211,14 +211,14 @@ class Flower(Processes):
             left = deadline - time.monotonic()
             if left < 0:
                 raise FlowerError("flwr run", f"an end within {timeout:g} s", ended[0])
-            seen = set(lines)  # the log starts over from its beginning
+            shown = set(lines)  # the log starts over from its beginning
 
-            def unseen(line: str, seen: set[str] = seen) -> None:
-                if line not in seen:
+            def unseen(line: str, shown: set[str] = shown) -> None:
+                if line not in shown:
                     show(line)
 
             more = self.output(["flwr", "log", run, CONNECTION, "--stream"], left, tick, unseen)
-            lines += [line for line in more if line not in seen]
+            lines += [line for line in more if line not in shown]
         return AppRun(run, ended[0], tuple(lines), ended[1])
 
     def output(
@@ -268,9 +268,9 @@ class Flower(Processes):
         while True:
             answer, errors = self.ask(*command)
             try:
-                found = json.loads(answer)["runs"][0]
-                status, patience = str(found["status"]), ending
-                reason = str(found.get("status-details") or "").removeprefix(RAISED)
+                run = json.loads(answer)["runs"][0]
+                status, patience = str(run["status"]), ending
+                reason = str(run.get("status-details") or "").removeprefix(RAISED)
             except (ValueError, KeyError, IndexError):
                 status, reason = f"unknown: {answer.strip() or errors.strip()}", ""
                 patience = timeout

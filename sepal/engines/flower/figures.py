@@ -42,10 +42,10 @@ class ClientFigures:
                 if not line.endswith(b"\n"):
                     break
                 self._read += len(line)
-                found = json.loads(line)
-                self._messages[found["kind"], found["result"]] += 1
-                self._sums.update({key: found[key] for key in ("up", "down", "seconds")})
-                self._round = found["round"] or self._round
+                message = json.loads(line)
+                self._messages[message["kind"], message["result"]] += 1
+                self._sums.update({key: message[key] for key in ("up", "down", "seconds")})
+                self._round = message["round"] or self._round
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures as they are now."""

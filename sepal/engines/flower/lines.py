@@ -18,7 +18,7 @@ from sepal.operation.figures import CLOSING, LOG
 BYTES = 10_000_000  # of a log file; one older file is kept
 OURS = "sepal: "
 _CLOSING = re.compile(rf"{OURS}[\w.-]+: {CLOSING}")
-SELDOM = 600.0  # seconds until it is said again that the server does not answer
+SELDOM = 600.0  # seconds between two lines that say that the server does not answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ROUND = re.compile(r"\[RUN \S+, ROUND (\d+)\]")
 _SENT = re.compile(r"Sending: (\S+) message")
@@ -53,16 +53,16 @@ class Lines:
             self._closing = True
         elif line.startswith(OURS):
             return line
-        elif found := _ROUND.search(line):
-            self._round = found[1]
+        elif match := _ROUND.search(line):
+            self._round = match[1]
         elif "SuperNode ID" in line:
             return f"{OURS}joined, and waits for the server's messages"
-        elif found := _SENT.search(line):
+        elif match := _SENT.search(line):
             self._lost = -SELDOM
-            if found[1] not in _WORK:
+            if match[1] not in _WORK:
                 return ""
             name, self._closing = "closing evaluation" if self._closing else f"round {self._round}", False
-            return f"{OURS}{name}: {_WORK[found[1]]}"
+            return f"{OURS}{name}: {_WORK[match[1]]}"
         elif "Connection attempt failed" in line and time.monotonic() - self._lost >= SELDOM:
             self._lost = time.monotonic()
             return (

@@ -68,12 +68,12 @@ def own_directory() -> Iterator[Path]:
     started again would find nothing there, or what another user has put in its place.
     """
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
-        held = os.open(text, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_SH)
+        handle = os.open(text, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_SH)
         try:
             yield Path(text)
         finally:
-            os.close(held)
+            os.close(handle)
 
 
 def keep_executor(command: Sequence[str], port: int, wake: int) -> None:
@@ -108,11 +108,11 @@ def main() -> None:
 def run() -> None:
     """Run the SuperNode in this process."""
     require_supported()
-    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ours.add_argument("--cold", action="store_true")
-    ours.add_argument("--allow-code", action="store_true")
-    ours.add_argument("--poll", type=float, default=supernode.MESSAGE)
-    chosen, flowers = ours.parse_known_args()
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--allow-code", action="store_true")
+    parser.add_argument("--poll", type=float, default=supernode.MESSAGE)
+    chosen, flowers = parser.parse_known_args()
     shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     shared.add_argument("--host", default="127.0.0.1")
     shared.add_argument("--port", type=int, required=True)

@@ -47,12 +47,12 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: ``port``, ``TLS``, ``certificate``, ``API``, ``clock``, ``curve``, ``key``, ``version``.
+        check: ``port``, ``TLS``, ``certificate``, ``API``, ``clock``, ``curve``, ``key``, ``version``.
         good: Whether the check passed.
         words: What was found, in one line.
     """
 
-    what: str
+    check: str
     good: bool
     words: str
 
@@ -105,8 +105,10 @@ def _versions() -> Finding:
 
 def _other_transport() -> Finding:
     """Return that the server's Flower speaks the other transport than this machine's."""
-    theirs, versions = ("gRPC", "1.39") if speaks_http() else ("HTTP", "1.40 or later")
-    words = f"the server speaks {theirs} (Flower {versions}), Flower {installed('flwr')} here speaks {transport()}"
+    transport_there, versions = ("gRPC", "1.39") if speaks_http() else ("HTTP", "1.40 or later")
+    words = (
+        f"the server speaks {transport_there} (Flower {versions}), Flower {installed('flwr')} here speaks {transport()}"
+    )
     return Finding("version", False, f"{words}: they do not talk, install the same release on both sides")
 
 
@@ -134,22 +136,22 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
         else:
             yield Finding("TLS", True, "none: everybody on the way can read and change everything")
         return
-    found = _handshake(host, port, credentials.authority, timeout)
-    if isinstance(found, ssl.SSLSocket):
-        certificate, grpc = found.getpeercert(), found.selected_alpn_protocol() == "h2"
-        found.close()
+    answer = _handshake(host, port, credentials.authority, timeout)
+    if isinstance(answer, ssl.SSLSocket):
+        certificate, grpc = answer.getpeercert(), answer.selected_alpn_protocol() == "h2"
+        answer.close()
         ends = ssl.cert_time_to_seconds(str((certificate or {})["notAfter"]))
         days = (ends - time.time()) / DAY
         renew = ": renew it with `sepal certs`" if days <= max(WARN_DAYS) else ""
         yield Finding("certificate", True, f"valid for {host} for {days:.0f} more days{renew}")
         if grpc == speaks_http():
             yield _other_transport()
-    elif isinstance(found, ssl.SSLCertVerificationError):
-        yield Finding("certificate", False, _why(found, host, port, credentials, timeout))
+    elif isinstance(answer, ssl.SSLCertVerificationError):
+        yield Finding("certificate", False, _why(answer, host, port, credentials, timeout))
     elif _plain(host, port, timeout):
         yield Finding("TLS", False, "the server speaks plain text: start it with --certs")
     else:
-        yield Finding("TLS", False, f"no TLS and no Fleet API there: {found}")
+        yield Finding("TLS", False, f"no TLS and no Fleet API there: {answer}")
 
 
 def _handshake(host: str, port: int, authority: Path | None, timeout: float) -> ssl.SSLSocket | Exception:
@@ -167,31 +169,31 @@ def _why(
     error: ssl.SSLCertVerificationError, host: str, port: int, credentials: NodeCredentials, timeout: float
 ) -> str:
     """Return why the server's certificate is refused."""
-    known = _VERIFY.get(error.verify_code)
-    if known is None:
+    reason = _VERIFY.get(error.verify_code)
+    if reason is None:
         return f"of another authority than {credentials.authority}: the wrong server, or certificates of another set"
     shown = _handshake(host, port, None, timeout)
     data = shown.getpeercert(binary_form=True) if isinstance(shown, ssl.SSLSocket) else None
     if data is None:
-        return known
+        return reason
     try:
-        return _refused(x509.load_der_x509_certificate(data), known, host)
+        return _refused(x509.load_der_x509_certificate(data), reason, host)
     except Exception:  # anybody may have made it, and no list of what the library raises for it would be complete
-        return f"{known}, and cannot be read: another server"
+        return f"{reason}, and cannot be read: another server"
 
 
-def _refused(certificate: x509.Certificate, known: str, host: str) -> str:
-    """Return why a certificate that is ``known`` to be refused is, with what it says."""
+def _refused(certificate: x509.Certificate, reason: str, host: str) -> str:
+    """Return why a certificate is refused: ``reason``, with the dates or names that the certificate has."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if known == "expired":
+    if reason == "expired":
         return f"expired on {ends:%Y-%m-%d}: run `sepal certs` again and restart the server (or this clock is wrong)"
-    if known == "not valid yet":
+    if reason == "not valid yet":
         return (
             f"valid from {begins:%Y-%m-%d %H:%M} UTC on, here it is {datetime.now(UTC):%Y-%m-%d %H:%M}: set the clock"
         )
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    there = one_line(", ".join(str(name.value) for name in names), 200)
-    return f"for {there}, not for {host}: run `sepal certs --host {host}` and restart the server"
+    certified = one_line(", ".join(str(name.value) for name in names), 200)
+    return f"for {certified}, not for {host}: run `sepal certs --host {host}` and restart the server"
 
 
 def _plain(host: str, port: int, timeout: float) -> str:
@@ -241,8 +243,8 @@ def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) ->
     elif credentials is None:
         yield Finding("API", True, "Flower's Fleet API answers")
     else:
-        known = refusal == KNOWN_KEY
-        yield Finding("key", known, "registered" if known else NOT_REGISTERED)
+        registered = refusal == KNOWN_KEY
+        yield Finding("key", registered, "registered" if registered else NOT_REGISTERED)
 
 
 def _limited(call: Ask) -> Ask:

@@ -208,15 +208,15 @@ def end(left: Callable[[], list[psutil.Process]], how: Callable[[psutil.Process]
     A process can be missed while it is being forked, or while Ray writes its title over its environment. So the search
     must be empty three times in a row.
     """
-    deadline, told, empty = time.monotonic() + timeout, set[psutil.Process](), 0
+    deadline, handled, empty = time.monotonic() + timeout, set[psutil.Process](), 0
     while empty < 3:
         running = left()
         empty = 0 if running else empty + 1
         for process in running:
-            if process not in told:
+            if process not in handled:
                 with contextlib.suppress(psutil.Error):
                     how(process)
-        told |= set(running)
+        handled |= set(running)
         if running and time.monotonic() > deadline:  # checked after a search, which may take long on a busy machine
             return
         if running:

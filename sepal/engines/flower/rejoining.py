@@ -119,7 +119,7 @@ def _next(pause: float, began: float) -> float:
     return min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
 
 
-def serve_figures(flower: Flower, client: str, place: str) -> None:
+def serve_figures(flower: Flower, client: str, address: str) -> None:
     """Serve the figures of a client whose SuperNode ``flower`` starts."""
     path = flower.home / "messages.jsonl"
     flower.environment[STATS] = str(path)
@@ -128,7 +128,7 @@ def serve_figures(flower: Flower, client: str, place: str) -> None:
         return client in flower.nodes and flower.nodes[client].poll() is None
 
     figures = ClientFigures(path, up, flower.left)
-    serve(place, figures, lambda: "" if up() else "the SuperNode is not running", "--metrics")
+    serve(address, figures, lambda: "" if up() else "the SuperNode is not running", "--metrics")
 
 
 def wait_until_welcome(
@@ -149,18 +149,18 @@ def wait_until_welcome(
     Raises:
         ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
     """
-    begin, told = time.monotonic(), False
+    begin, reported = time.monotonic(), False
     unproved = ("port", "TLS", "certificate") if credentials and rejoining else ("port",)
     while True:
         beat()
         finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
         if finding is None:
             return
-        if finding.what in unproved and not told:
+        if finding.check in unproved and not reported:
             tell(f"sepal: {finding.words}; waiting for it")
-            told = True
-        if finding.what in unproved:
+            reported = True
+        if finding.check in unproved:
             begin = time.monotonic()
-        elif not (rejoining or finding.what == "key") or time.monotonic() - begin > patience:
-            raise ConfigError(f"{address}: {finding.what}", "one with which a client can join", finding.words)
+        elif not (rejoining or finding.check == "key") or time.monotonic() - begin > patience:
+            raise ConfigError(f"{address}: {finding.check}", "one with which a client can join", finding.words)
         time.sleep(1)

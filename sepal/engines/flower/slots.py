@@ -62,13 +62,13 @@ def claimed(
     names = key_names(certs)
     who = owner or socket.gethostname()
     make_directory(directory)
-    begin, told = time.monotonic(), False
+    begin, reported = time.monotonic(), False
     while True:
         waited = time.monotonic() - begin
         for foreign in (False, True)[: 2 if waited >= patience else 1]:
-            held = _hold(directory, names, who, foreign)
-            if held:
-                number, lock = held
+            claim = _hold(directory, names, who, foreign)
+            if claim:
+                number, lock = claim
                 try:
                     yield Slot(number, len(names), names[number])
                 finally:
@@ -76,9 +76,9 @@ def claimed(
                 return
         if waited > most:
             raise StateError(str(directory), f"a free one of {len(names)} slots", "all in use by other clients")
-        if not told:
+        if not reported:
             tell(f"sepal: none of {len(names)} slots is free: waiting up to {most:g} s")
-            told = True
+            reported = True
         time.sleep(0.5)
 
 
@@ -88,19 +88,19 @@ def key_names(certs: Path | None) -> list[str]:
     Raises:
         ConfigError: There are none.
     """
-    places = [] if certs is None else [certs, certs / "nodes"]
-    for place in places:
-        found = sorted(path.parent.name for path in place.glob("*/key"))
-        if found:
-            return found
+    directories = [] if certs is None else [certs, certs / "nodes"]
+    for directory in directories:
+        names = sorted(path.parent.name for path in directory.glob("*/key"))
+        if names:
+            return names
     raise ConfigError("--claim", "--certs with a directory of node keys (see `sepal certs --nodes`)", str(certs))
 
 
 def _hold(directory: Path, names: list[str], who: str, foreign: bool) -> tuple[int, FileLock] | None:
     """Lock a slot and write down its owner; try the owner's slots first, then those that nobody had."""
     had = {name: _read(directory / name) for name in names}
-    own = [name for name in names if had[name] == who]
-    order = own + [name for name in names if not had[name] or (foreign and had[name] != who)]
+    former = [name for name in names if had[name] == who]
+    order = former + [name for name in names if not had[name] or (foreign and had[name] != who)]
     for name in order:
         lock = FileLock(directory / f".{name}.lock", 0)
         try:

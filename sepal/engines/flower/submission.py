@@ -15,7 +15,7 @@ from sepal import __version__
 from sepal.config import Flat
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import AppRun, Flower
-from sepal.engines.flower.registration import Registry
+from sepal.engines.flower.node_registry import NodeRegistry
 from sepal.errors import ConfigError
 from sepal.storage.files import private_directory
 
@@ -23,11 +23,11 @@ UNNAMED = ".unnamed"  # no run can be called so
 
 
 @contextmanager
-def alone(place: Path, who: str = "server", depth: int = 1, patience: float = 0.0) -> Iterator[None]:
-    """Keep a second process out of ``place``: it would share the first one's database, connection, apps and log.
+def alone(directory: Path, who: str = "server", depth: int = 1, patience: float = 0.0) -> Iterator[None]:
+    """Keep a second process out of ``directory``: it would share the first one's database, connection, apps and log.
 
     Args:
-        place: A directory of ``SEPAL_HOME``.
+        directory: A directory of ``SEPAL_HOME``.
         who: What the process is, for the error: a server or a client.
         depth: How many levels it is below ``SEPAL_HOME``.
         patience: Seconds to wait for a process that is just ending.
@@ -35,12 +35,12 @@ def alone(place: Path, who: str = "server", depth: int = 1, patience: float = 0.
     Raises:
         ConfigError: Another process is there.
     """
-    private_directory(place)
-    lock = FileLock(place / ".lock")
+    private_directory(directory)
+    lock = FileLock(directory / ".lock")
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        home = str(place.parents[depth - 1])
+        home = str(directory.parents[depth - 1])
         raise ConfigError("SEPAL_HOME", f"a directory of its own for each {who}", home) from None
     try:
         yield
@@ -51,29 +51,29 @@ def alone(place: Path, who: str = "server", depth: int = 1, patience: float = 0.
 def state_of(home: Path, name: str) -> Path:
     """Return the directory of what a server keeps for a run: the SuperLink's database, its nodes, and the logs.
 
-    It is the run's, so that another deployment knows nothing of its nodes. A run without a name cannot be continued:
-    what the one before it left is removed, but for the logs, which say why it failed.
+    Each run has its own, so that another deployment knows nothing of its nodes. A run without a name cannot be
+    continued: the files of the last such run are removed, except the logs, which say why it failed.
 
     Args:
         home: The directory of servers, which nobody else uses (:func:`alone`).
         name: The run's name; empty if it is to be generated.
     """
-    place = home / (name or UNNAMED)
-    private_directory(place)
+    directory = home / (name or UNNAMED)
+    private_directory(directory)
     if not name:
-        for path in place.iterdir():
+        for path in directory.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif ".log" not in path.name:
                 path.unlink()
-    return place
+    return directory
 
 
 def run_bundle(
     flower: Flower,
-    place: Path,
+    directory: Path,
     flat: Flat,
-    registry: Registry | None,
+    registry: NodeRegistry | None,
     tell: Callable[[str], None],
     show: Callable[[str], None],
 ) -> AppRun:
@@ -81,16 +81,16 @@ def run_bundle(
 
     Args:
         flower: Connected to a SuperLink.
-        place: Directory for the app.
+        directory: Directory for the app.
         flat: Flat run-config keys.
         registry: The nodes' keys, kept registered during the run; None if the SuperLink accepts any node.
         tell: Called with the line that says what is bundled.
         show: Called with each line of the run's log.
     """
-    files = write_app(place / "app", str(flat.get("method", "")))
+    files = write_app(directory / "app", str(flat.get("method", "")))
     tell(bundle_line(files))
     tick = registry.tick if registry else lambda: None
-    return flower.run_app(place / "app", flat, timeout=math.inf, tick=tick, show=show)
+    return flower.run_app(directory / "app", flat, timeout=math.inf, tick=tick, show=show)
 
 
 def bundle_line(files: list[Path]) -> str:

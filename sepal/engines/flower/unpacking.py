@@ -43,27 +43,29 @@ def unpack(install: Callable[..., Path], fab: bytes, home: Path) -> Path:
     with FileLock(home / ".unpacking.lock"):  # forks may overlap
         for stale in home.glob(f"{PART}*"):
             shutil.rmtree(stale)
-        there = bundles(home, hashlib.sha256(fab).hexdigest())
-        for place in there:
-            if not whole(place, fab):
-                shutil.rmtree(place)
-        if not any(place.exists() for place in there):
+        targets = bundles(home, hashlib.sha256(fab).hexdigest())
+        for target in targets:
+            if not whole(target, fab):
+                shutil.rmtree(target)
+        if not any(target.exists() for target in targets):
             with tempfile.TemporaryDirectory(dir=home, prefix=PART) as part:
-                made = install(fab, Path(part), skip_prompt=True)
-                for file in made.rglob("*"):
+                unpacked = install(fab, Path(part), skip_prompt=True)
+                for file in unpacked.rglob("*"):
                     if file.is_file():
                         _sync(file)
                 (home / APPS).mkdir(exist_ok=True)
-                made.rename(home / APPS / made.name)
+                unpacked.rename(home / APPS / unpacked.name)
                 _sync(home / APPS)
     return install(fab, home, skip_prompt=True)
 
 
-def whole(place: Path, fab: bytes) -> bool:
+def whole(directory: Path, fab: bytes) -> bool:
     """Return whether a directory holds all files of a bundle."""
     with zipfile.ZipFile(BytesIO(fab)) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/") and name.split("/")[0] != INFO]
-        return all((place / name).is_file() and (place / name).read_bytes() == archive.read(name) for name in names)
+        return all(
+            (directory / name).is_file() and (directory / name).read_bytes() == archive.read(name) for name in names
+        )
 
 
 def _sync(path: Path) -> None:

@@ -62,7 +62,7 @@ class ForkExecutor:
         self.children: dict[int, Child] = {}
         self._code, self._node, self._certificates = code, node, certificates
         self._cold = private.SubprocessExecutor()
-        self._other: set[str] = set()  # bundles with other code
+        self._foreign: set[str] = set()  # bundles with other code
 
     def get_eligible_capacity(
         self,
@@ -89,13 +89,13 @@ class ForkExecutor:
         fab = spec.fab_hash or ""
         if spec.task_type is not private.TaskType.CLIENT_APP or not fab or self._is_ours(fab) is False:
             return self._cold.launch(spec)
-        ours, theirs = os.pipe()
+        parent_end, child_end = os.pipe()
         pid = os.fork()
         if not pid:
-            os.close(ours)
-            answer(spec, self._node, self._certificates, theirs, partial(self._check, fab))
-        os.close(theirs)
-        self.children[pid] = Child(spec, ours)
+            os.close(parent_end)
+            answer(spec, self._node, self._certificates, child_end, partial(self._check, fab))
+        os.close(child_end)
+        self.children[pid] = Child(spec, parent_end)
         return private.LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -123,16 +123,16 @@ class ForkExecutor:
 
         Only a difference is remembered: a directory that a kill left half unpacked may look like no code at all.
         """
-        if fab in self._other:
+        if fab in self._foreign:
             return False
-        found = bundles(private.get_flwr_home(), fab)
-        if not found:
+        unpacked = bundles(private.get_flwr_home(), fab)
+        if not unpacked:
             return None
-        ours = all(self._code.same_as(bundle) for bundle in found)
-        if not ours:
-            self._other.add(fab)
+        same = all(self._code.same_as(bundle) for bundle in unpacked)
+        if not same:
+            self._foreign.add(fab)
             private.log(WARNING, "bundle %.8s holds other code than this client: a new process per message", fab)
-        return ours
+        return same
 
     def _check(self, fab: str) -> None:
         """Raise an error if a bundle, which is unpacked by now, holds other code."""
@@ -183,10 +183,10 @@ def noting(note: int, pull: Pull) -> Pull:
     """Return ``pull`` that also tells the parent which message is being answered."""
 
     def pull_and_note(client: private.RuntimeHttpClient) -> tuple[Message, Context, private.Run, private.Fab]:
-        found = pull(client)
+        pulled = pull(client)
         with contextlib.suppress(OSError):  # the parent has restarted
-            os.write(note, outline(found[0]).SerializeToString())
-        return found
+            os.write(note, outline(pulled[0]).SerializeToString())
+        return pulled
 
     return pull_and_note
 
@@ -266,12 +266,14 @@ def serve(arguments: argparse.Namespace) -> None:
         if not executor.children or time.monotonic() - looked >= IDLE:
             looked = time.monotonic()
             try:
-                found = client.AcquireTask(private.AcquireTaskRequest(supported_task_types=plugin.supported_task_types))
+                answer = client.AcquireTask(
+                    private.AcquireTaskRequest(supported_task_types=plugin.supported_task_types)
+                )
             except Exception as reason:
                 private.log(ERROR, "the SuperNode does not answer: %s", reason)
             else:
-                if found.HasField("task") and found.token:
-                    plugin.launch_task(token=found.token, task=found.task)
+                if answer.HasField("task") and answer.token:
+                    plugin.launch_task(token=answer.token, task=answer.task)
         if not wait(arguments.wake, BUSY if executor.children else IDLE):
             return
 

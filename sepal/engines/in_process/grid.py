@@ -19,7 +19,7 @@ from sepal.user_modules import described, in_own_code
 
 log = logging.getLogger("sepal")
 
-_told: set[str] = set()  # what has been logged: many clients fail alike, and each is asked several times
+_logged: set[str] = set()  # what has been logged: many clients fail alike, and each is asked several times
 Handle: TypeAlias = Callable[[Message], Message]
 
 
@@ -66,8 +66,8 @@ class Batches:
         """Return the replies; if there is time to wait, no message follows, and those that are queued are answered."""
         if seconds:
             self._answer()
-        found, self._replies = self._replies, []
-        return found
+        replies, self._replies = self._replies, []
+        return replies
 
     def _answer(self) -> None:
         while self._queue:
@@ -76,11 +76,11 @@ class Batches:
 
 def first_batch(queue: deque[tuple[int, Message]], most: int) -> list[tuple[int, Message]]:
     """Take the first messages from ``queue``, at most ``most`` and one of each client."""
-    found: dict[int, Message] = {}
-    while queue and len(found) < most and queue[0][0] not in found:
+    batch: dict[int, Message] = {}
+    while queue and len(batch) < most and queue[0][0] not in batch:
         number, message = queue.popleft()
-        found[number] = message
-    return list(found.items())
+        batch[number] = message
+    return list(batch.items())
 
 
 class InProcessGrid(Grid):
@@ -93,7 +93,7 @@ class InProcessGrid(Grid):
 
     def __init__(self, nodes: Mapping[int, Handle], runner: Runner | None = None) -> None:
         enter_run()
-        _told.clear()  # a new run
+        _logged.clear()  # a new run
         self._nodes, self._runner = dict(nodes), runner
         self._replies: dict[str, Message] = {}
         self._count = 0
@@ -159,14 +159,14 @@ class InProcessGrid(Grid):
 def answer(handle: Handle, message: Message) -> Message:
     """Return ``handle``'s reply; an exception becomes an error reply, as in a SuperNode.
 
-    One of the user's own code is told in one line, when the round fails; any other with its traceback, each once in a
-    process.
+    An exception of the user's own code is reported in one line when the round fails; any other is logged with its
+    traceback, once in a process.
     """
     try:
         return handle(message)
     except Exception as reason:
         words = described(reason)
-        if not in_own_code(reason) and words not in _told:
-            _told.add(words)
+        if not in_own_code(reason) and words not in _logged:
+            _logged.add(words)
             log.exception("client of node %d raised", message.metadata.dst_node_id)
         return Message(Error(CLIENT_APP_RAISED, words), reply_to=message)

@@ -64,7 +64,7 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     Thread(target=_receive_all, args=(connection, inbox, stopped), daemon=True).start()
     sender = Thread(target=_send_all, args=(connection, outbox, lines), daemon=True)
     sender.start()
-    with generators_kept():  # by nobody further out: the process is the run's own
+    with generators_kept():  # needed here: this process has no caller that keeps them
         while True:
             verb, argument = inbox.get()
             if stopped.is_set():
@@ -118,10 +118,10 @@ class Pool:
         self._connections: list[Connection] = []
         self._processes = []
         for setup in setups:
-            ours, theirs = Pipe()
-            self._processes.append(processes.start(serve, theirs, setup, daemon=True))
-            theirs.close()
-            self._connections.append(ours)
+            parent_end, child_end = Pipe()
+            self._processes.append(processes.start(serve, child_end, setup, daemon=True))
+            child_end.close()
+            self._connections.append(parent_end)
         self._queues: list[deque[tuple[int, Message]]] = [deque() for _ in range(workers)]
         self._under_way: list[int] = [0] * workers
         self._replies: list[Message] = []
@@ -131,7 +131,7 @@ class Pool:
     def arrange(self, nodes: Sequence[int]) -> list[int]:
         """Assign ``nodes`` to workers; called while all workers are idle."""
         queues = self._assign([node - 1 for node in nodes])
-        rows = zip_longest(*([nodes[place] for place in places] for places in queues.values()))
+        rows = zip_longest(*([nodes[position] for position in places] for places in queues.values()))
         return [node for row in rows for node in row if node is not None]
 
     def submit(self, node: int, message: Message) -> None:
@@ -151,8 +151,8 @@ class Pool:
         for worker in range(len(self._queues)):
             self._feed(worker, least)
         self._collect(0.0 if self._replies else seconds, least)
-        found, self._replies = self._replies, []
-        return found
+        replies, self._replies = self._replies, []
+        return replies
 
     def _collect(self, seconds: float | None, least: int) -> None:
         busy = [connection for connection, count in zip(self._connections, self._under_way, strict=True) if count]
@@ -174,7 +174,7 @@ class Pool:
         loads = dict.fromkeys(range(len(self._connections)), 0)
         queues: dict[int, list[int]] = {worker: [] for worker in loads}
         share = -(-len(numbers) // len(loads))
-        for place, number in enumerate(numbers):
+        for position, number in enumerate(numbers):
             home = self._home.get(number)
             if home is None or loads[home] >= share:
                 chosen = min(loads, key=lambda worker: (loads[worker], worker))
@@ -184,7 +184,7 @@ class Pool:
                 chosen = home
             self._home[number] = chosen
             loads[chosen] += 1
-            queues[chosen].append(place)
+            queues[chosen].append(position)
         return queues
 
     def _call(self, worker: int, verb: str, argument: object = None) -> Any:

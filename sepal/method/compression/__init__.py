@@ -92,5 +92,5 @@ def with_compression(method: Method, config: RunConfig, hyper: Any) -> Method:
         how = Compression(config.compress.keep, config.compress.name == "stc", config.compress.cache)
     if how is None:
         return method
-    record = {each.name: getattr(method, each.name) for each in fields(Method)}
+    record = {attribute.name: getattr(method, attribute.name) for attribute in fields(Method)}
     return Compressed(**record, inner=method, how=how)

@@ -19,7 +19,7 @@ from sepal.wire.tensors import TensorSpec, ValueCoding, Values
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a client keeps beside the method's state, which is the field ``inner`` of a class derived from this one.
+    """A client's state besides the method's, which is the field ``inner`` of a class derived from this one.
 
     Attributes:
         held: R as of ``round``, float32 (d,).
@@ -48,8 +48,8 @@ class CompressedClient:
 
     def init(self) -> Any:
         """Start from W_0 with a residual of 0."""
-        held = self.flat.join(self.task.weights)
-        return self.kind(held, np.zeros(held.size, np.float32), inner=self.inner.init())
+        model = self.flat.join(self.task.weights)
+        return self.kind(model, np.zeros(model.size, np.float32), inner=self.inner.init())
 
     def download_schema(self, state: Any, plan: Plan) -> Schema:
         """Admit the missed updates, or new values instead."""
@@ -62,18 +62,18 @@ class CompressedClient:
 
     def caught_up(self, state: Any, download: Payload) -> Values:
         """Return the server's R, from new values or from the missed updates in the server's order."""
-        held: Values = state.held
+        model: Values = state.held
         fixed = {parameter.name for parameter in self.fixed}
         for name, tensor in download.tensors.items():  # the schema ensures the order of rounds
             if name == WEIGHTS:
-                held = np.where(tensor.mask(), tensor.dense(), held)
+                model = np.where(tensor.mask(), tensor.dense(), model)
             elif name not in fixed:
-                held = plus(held, tensor)
-        return held
+                model = plus(model, tensor)
+        return model
 
-    def _given(self, held: Values, download: Payload) -> Payload:
+    def _method_download(self, model: Values, download: Payload) -> Payload:
         """Return the download that the method would have got."""
-        weights = dense(self.flat.cut(held), self.flat.layout, ValueCoding.FP32)
+        weights = dense(self.flat.cut(model), self.flat.layout, ValueCoding.FP32)
         both = {**weights, **{p.name: download.tensors[p.name] for p in self.fixed}}
         return Payload({p.name: both[p.name] for p in self.inner.shared()}, download.scalars)
 
@@ -83,25 +83,25 @@ class CompressedClient:
         With ``privacy.*``, w_i - R + A_i is clipped and noised before entries are selected. A_i is then the clipped
         part without noise, 0 at all entries that were sent.
         """
-        held = self.caught_up(state, download)
-        inner, upload = self.inner.train(state.inner, self._given(held, download), plan)
+        model = self.caught_up(state, download)
+        inner, upload = self.inner.train(state.inner, self._method_download(model, download), plan)
         trained_weights = self.flat.join({p.name: upload.tensors[p.name].dense() for p in self.flat.layout})
-        found = self.trainer.release(trained_weights - held + state.residual, plan.round)
-        update = compress(found.noised, self.how, self.coding)
+        released = self.trainer.release(trained_weights - model + state.residual, plan.round)
+        update = compress(released.noised, self.how, self.coding)
         private = self.task.config.privacy.clip > 0
-        rest = without(found.clipped, update.positions()) if private else less(found.noised, update)
+        rest = without(released.clipped, update.positions()) if private else less(released.noised, update)
         fixed = {p.name: upload.tensors[p.name] for p in self.fixed}
-        after = replace(state, inner=inner, held=held, residual=rest, round=plan.round - 1)
+        after = replace(state, inner=inner, held=model, residual=rest, round=plan.round - 1)
         return after, Payload({UPDATE: update, **fixed}, upload.scalars)
 
     def adapt(self, state: Any, download: Payload, plan: Plan) -> Any:
         """Train as the method does without an upload; the residual does not change."""
-        held = self.caught_up(state, download)
-        inner = self.inner.adapt(state.inner, self._given(held, download), plan)
-        return replace(state, inner=inner, held=held, round=plan.round - 1)
+        model = self.caught_up(state, download)
+        inner = self.inner.adapt(state.inner, self._method_download(model, download), plan)
+        return replace(state, inner=inner, held=model, round=plan.round - 1)
 
     def predictor(self, state: Any, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the method's predictor."""
-        given = None if download is None else self._given(self.caught_up(state, download), download)
-        found: Predictor | None = self.inner.predictor(state.inner, given, plan)
-        return found
+        method_download = None if download is None else self._method_download(self.caught_up(state, download), download)
+        predictor: Predictor | None = self.inner.predictor(state.inner, method_download, plan)
+        return predictor

@@ -21,7 +21,7 @@ from sepal.wire.tensors import SparseTensor, TensorSpec, ValueCoding, Values, at
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server keeps beside the method's state, which is the field ``inner`` of a class derived from this one.
+    """The server's state besides the method's, which is the field ``inner`` of a class derived from this one.
 
     Attributes:
         held: R, float32 (d,): the trained tensors that are exchanged, flattened.
@@ -39,8 +39,8 @@ class ServerState:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A round's uploads as the method would have got them: M plus each client's update, decoded one at a time."""
+class AppliedUploads:
+    """A round's uploads as models, which the method expects: M plus each client's update, decoded one at a time."""
 
     uploads: Uploads
     model: Values
@@ -79,13 +79,13 @@ class CompressedServer:
 
     def init(self) -> Any:
         """Start from W_0 without a residual."""
-        held, inner = self.flat.join(self.task.weights), self.inner.init()
-        return self.kind(held, np.zeros(held.size, np.int32), inner=inner)
+        model, inner = self.flat.join(self.task.weights), self.inner.init()
+        return self.kind(model, np.zeros(model.size, np.int32), inner=inner)
 
     def plan(self, round: int) -> Plan:
         """Return the method's plan."""
-        found: Plan = self.inner.plan(round)
-        return found
+        plan: Plan = self.inner.plan(round)
+        return plan
 
     def download(self, state: Any, client: ClientInfo, plan: Plan) -> Payload:
         """Return what the client missed since its last accepted upload."""
@@ -118,8 +118,8 @@ class CompressedServer:
     def aggregate(self, state: Any, uploads: Uploads, plan: Plan) -> tuple[Any, Metrics]:
         """Let the method aggregate M + Δ̃_i; send compress(M - R), and add it to R."""
         before = self.flat.join(self.inner.model(state.inner))
-        moved = Moved(uploads, before, self.flat, [p.name for p in self.fixed])
-        inner, metrics = self.inner.aggregate(state.inner, moved, plan)
+        applied = AppliedUploads(uploads, before, self.flat, [p.name for p in self.fixed])
+        inner, metrics = self.inner.aggregate(state.inner, applied, plan)
         if not len(uploads):
             return replace(state, inner=inner, round=plan.round), metrics
         update = compress(self.flat.join(self.inner.model(inner)) - state.held, self.how, self.coding)

@@ -74,8 +74,8 @@ def evaluated_at_the_end(case: Case) -> None:
     require(last["population"] == CLIENTS, "closing round", f"{CLIENTS} clients", last["population"])
     for view in ("received", "trained", "pooled"):
         figures = last["accuracy"][view]
-        allowed = view == "received" and method.received
-        require(bool(figures or allowed), view, "a model to evaluate, or register(received=REASON)", "none")
+        allowed = view == "received" and method.no_received_model
+        require(bool(figures or allowed), view, "a model to evaluate, or register(no_received_model=REASON)", "none")
         if figures:
             require(0 <= figures["mean"] <= 1, view, "an accuracy", figures["mean"])
             require(figures["clients"] == CLIENTS, view, f"{CLIENTS} clients", figures["clients"])
@@ -103,7 +103,8 @@ def ledger_counts_bytes(case: Case) -> None:
                 continue
             host = host_of(shared, entry.client)
             order = Order("run", Kind.TRAIN, begun.plan, base="")
-            work = host._asked(order, seal(download).digest(), before="")  # determines the noise of privacy.noise
+            # determines the noise of privacy.noise
+            work = host._request_digest(order, seal(download).digest(), before="")
             host.begin(bytes.fromhex(work), 0)
             _, upload = host.algorithm.train(host.algorithm.init(), download, begun.plan)
             message, length = f"upload of {entry.client}", len(seal(upload).data)
@@ -258,7 +259,7 @@ def novel_clients_are_apart(case: Case) -> None:
     novel_accuracy = summary["novel"]["accuracy"]
     for view in ("received", "trained", "pooled"):
         accuracy = summary["accuracy"][view]
-        allowed = view == "received" and assembly.method.received
+        allowed = view == "received" and assembly.method.no_received_model
         require(accuracy is not None or bool(allowed), view, "a model of participants", "none")
         if accuracy is None:
             continue

@@ -176,7 +176,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
     hypers = registry.Hypers()
     for run in {(run.block, run.cell, run.variant): run for run in runs}.values():
         method = str(run.keys.get("method"))
-        if not registry.known(method):
+        if not registry.is_method(method):
             near = nearest(method, registry.table())
             words = f"a method, or a name with settings that say its method{f' (did you mean {near}?)' * bool(near)}"
             raise ConfigError(f"{file}: methods", words, method)

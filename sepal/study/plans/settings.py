@@ -115,5 +115,5 @@ def own_keys(method: str, table: Table, where: str = "settings") -> dict[str, An
     """
     from sepal.strategies import registry
 
-    method_keys = set(flat_keys(registry.get(method).hyper)) if registry.known(method) else set()
+    method_keys = set(flat_keys(registry.get(method).hyper)) if registry.is_method(method) else set()
     return {f"{method_name(method)}.{key}" if key in method_keys else key: value for key, value in _flat(where, table)}

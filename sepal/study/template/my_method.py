@@ -20,7 +20,7 @@ class MineClient(FedAvgClient):
 
     def adapt(self, state, download, plan):
         """Train without an upload; FedAvgClient sends the new model afterwards. Randomness comes from self.fit."""
-        start, share = self.arrived(state, download, plan), self.hyper.share
+        start, share = self.received_weights(state, download, plan), self.hyper.share
         if state.model:
             start = {name: share * start[name] + (1 - share) * state.model[name] for name in start}
         return ClientState(self.fit(start, plan))

@@ -59,7 +59,7 @@ def test_a_subclass_of_a_subclass_that_changes_the_loss_alone_has_all_of_it():
             return 1
 
     method = mine(client=Mine)
-    assert (method.private, method.batched, method.dense, method.robust) == (("",), True, True, True)
+    assert (method.private_phases, method.batched, method.dense, method.robust) == (("",), True, True, True)
     for keys in ({"privacy.clip": 1.0}, {"compress.name": "stc"}, {"robust-mean": "median"}):
         assemble({"dataset": "digits", **keys}, method)
 
@@ -79,9 +79,11 @@ def test_each_step_voids_what_rests_on_it_unless_it_is_claimed_again(capability,
     )
 
 
-@pytest.mark.parametrize("step", ["train", "adapt", "arrived", "upload", "shared", "fit", "own", "init", "_private"])
+@pytest.mark.parametrize(
+    "step", ["train", "adapt", "received_weights", "upload", "shared", "fit", "personal_weights", "init", "_released"]
+)
 def test_uploads_count_as_noised_only_where_nothing_but_the_loss_and_the_predictor_is_changed(step):
-    assert mine(client=sub(FedAvgClient, step)).private == ()
+    assert mine(client=sub(FedAvgClient, step)).private_phases == ()
     with pytest.raises(ConfigError) as error:
         assemble({"dataset": "digits", "privacy.clip": 1.0}, mine(client=sub(FedAvgClient, step)))
     assert f"; SubFedAvgClient overrides {step} and does not claim private_phases again, got 1.0" in str(error.value)
@@ -96,13 +98,13 @@ def test_every_free_name_is_a_step():
 
 def test_a_factory_claims_what_it_says_itself():
     factory = partial(FedAvgClient)
-    assert mine(client=factory).private == ()
+    assert mine(client=factory).private_phases == ()
     factory.private_phases = ("",)
-    assert mine(client=factory).private == ("",)
+    assert mine(client=factory).private_phases == ("",)
 
 
 def test_a_class_can_take_a_claim_back():
-    assert mine(client=sub(FedAvgClient, private_phases=())).private == ()
+    assert mine(client=sub(FedAvgClient, private_phases=())).private_phases == ()
 
 
 def test_a_method_whose_own_keys_compress_takes_no_others():
@@ -132,7 +134,7 @@ def test_built_in_methods_refuse_without_naming_classes():
     with pytest.raises(ConfigError) as error:
         assemble({"method": "pfedme", "dataset": "digits", "privacy.clip": 1.0})
     assert "overrides" not in str(error.value)
-    assert registry.get("pfedme").private == ()
+    assert registry.get("pfedme").private_phases == ()
 
 
 @pytest.mark.parametrize("name", sorted(registry.METHODS))
@@ -143,12 +145,14 @@ def test_a_subclass_has_every_limit_whatever_it_overrides(name):
     if not isinstance(server, type) or not isinstance(client, type):  # a factory is registered as it is
         return
     mine_of_it = mine(sub(server, "aggregate", "download"), sub(client, "train", "upload"))
-    limits = [(each.scheduled, each.needs, each.fixed) for each in (method, mine_of_it)]
+    limits = [(each.scheduled, each.needs_of_task, each.fixed_keys) for each in (method, mine_of_it)]
     assert limits[0] == limits[1]
 
 
 def test_these_methods_have_limits():
-    limited = {name for name in registry.METHODS if (m := registry.get(name)).scheduled or m.needs or m.fixed}
+    limited = {
+        name for name in registry.METHODS if (m := registry.get(name)).scheduled or m.needs_of_task or m.fixed_keys
+    }
     assert limited == {"dmpfl", "feddst", "fedem", "fedrolex", "fjord", "heterofl", "pa3dfl", "pfedgate", "subfedavg"}
 
 

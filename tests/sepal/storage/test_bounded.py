@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sepal.errors import StateError
-from sepal.storage.bounded import Kept, Spill
+from sepal.storage.bounded import BoundedCache, Spill
 
 
 def test_what_fits_is_kept_and_nothing_makes_room_for_it():
-    kept = Kept(10)
+    kept = BoundedCache(10)
     for key, size in (("a", 4), ("b", 6), ("c", 1)):
         kept.keep(key, key.upper(), size)
     assert (kept.get("a"), kept.get("b"), kept.get("c")) == ("A", "B", None)
@@ -23,7 +23,7 @@ def test_what_fits_is_kept_and_nothing_makes_room_for_it():
 
 
 def test_a_value_kept_again_counts_once():
-    kept = Kept(10)
+    kept = BoundedCache(10)
     kept.keep("a", 1, 3)
     kept.keep("a", 2, 5)
     assert (kept.get("a"), kept.bytes) == (2, 5)

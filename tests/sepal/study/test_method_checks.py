@@ -86,7 +86,7 @@ class Remembering(FedAvgServer):
 
 class Large(FedAvgClient):
     def upload(self, state, plan):
-        return Payload(dense(self.own(state), self.shared(), ValueCoding.FP32))
+        return Payload(dense(self.personal_weights(state), self.shared(), ValueCoding.FP32))
 
     def train(self, state, download, plan):
         after = self.adapt(state, download, plan)
@@ -95,7 +95,7 @@ class Large(FedAvgClient):
 
 class Writing(FedAvgClient):
     def adapt(self, state, download, plan):
-        start = self.arrived(state, download, plan)
+        start = self.received_weights(state, download, plan)
         for array in start.values():
             torch.from_numpy(array).mul_(0.9)  # NumPy itself would stop it
         return ClientState(self.fit(start, plan))
@@ -122,7 +122,7 @@ class Adding(FedAvgClient):
 
 class Idle(FedAvgClient):
     def adapt(self, state, download, plan):
-        return ClientState(self.arrived(state, download, plan))
+        return ClientState(self.received_weights(state, download, plan))
 
 
 class Good(FedAvgClient):

@@ -159,7 +159,7 @@ def test_what_can_no_longer_be_captured_as_it_was_is_captured_anew():
     network = captured.networks["model"]
     network.module[0].weight = nn.Parameter(network.module[0].weight.detach().clone())
     network.tensors["0.weight"] = network.module[0].weight.detach()
-    network._held = {name: (value[0], value[1], value[0][value[1]]) for name, value in network._held.items()}
+    network._slots = {name: (value[0], value[1], value[0][value[1]]) for name, value in network._slots.items()}
     assert_close(usual, captured)
     assert captured.programs._record.recorded == 2
 
@@ -272,9 +272,9 @@ def test_a_network_keeps_the_programs_that_it_used_last(monkeypatch):
 
 def test_where_nothing_can_be_captured_a_line_says_so(caplog):
     caplog.set_level("INFO", "sepal")
-    assert programs_for("cpu", wanted=False) is None
+    assert programs_for("cpu", capture=False) is None
     assert not caplog.messages
-    assert programs_for("cpu", wanted=True) is None
+    assert programs_for("cpu", capture=True) is None
     assert caplog.messages == ["engine.capture: steps are captured on CUDA only; on cpu they are made one by one"]
 
 

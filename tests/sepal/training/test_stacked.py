@@ -63,7 +63,7 @@ def test_each_gets_what_it_gets_alone(hooks, settings):
     assert len({kind(each) for each in jobs}) == 1
     fitted = train(jobs, set())
     np.testing.assert_allclose([each.loss for each in fitted], losses, rtol=1e-5)
-    assert [(each.steps, each.seen) for each in fitted] == [(2 * -(-n // 3), 2 * n) for n in SIZES]
+    assert [(each.steps, each.examples) for each in fitted] == [(2 * -(-n // 3), 2 * n) for n in SIZES]
     for wanted, (_, network) in zip(alone, there, strict=True):
         for name, value in network.read().items():
             np.testing.assert_allclose(value, wanted[name], rtol=1e-5, atol=1e-6)

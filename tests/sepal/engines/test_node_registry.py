@@ -6,14 +6,14 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
-from sepal.engines.flower import registration
+from sepal.engines.flower import node_registry
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import ServerCredentials
+from sepal.engines.flower.node_registry import NodeRegistry
 from sepal.engines.flower.processes import FlowerError
-from sepal.engines.flower.registration import Registry
 
 
-class Flwr(Registry):
+class Flwr(NodeRegistry):
     """Answers for ``flwr supernode``."""
 
     refused, damaged, said = (), "", "PERMISSION_DENIED"
@@ -36,8 +36,8 @@ def registry(tmp_path, monkeypatch):
     keys = {"a": tmp_path / "a.pub", "b": tmp_path / "b.pub"}
     for name, path in keys.items():
         path.write_text(f"key of {name}")
-    monkeypatch.setattr(registration, "fingerprint", lambda path: path.read_text())
-    monkeypatch.setattr(registration, "EVERY", 0.0)
+    monkeypatch.setattr(node_registry, "fingerprint", lambda path: path.read_text())
+    monkeypatch.setattr(node_registry, "EVERY", 0.0)
     credentials = SimpleNamespace(
         directory=tmp_path,
         node_keys=lambda: {name: path for name, path in keys.items() if path.exists()},
@@ -101,20 +101,20 @@ def test_a_key_that_flower_refuses_stops_no_other(registry, tmp_path):
 def test_a_file_that_cannot_be_read_ends_nothing_and_unregisters_nobody(registry, monkeypatch, reason):
     """It may hold the key of a client, which Flower would never take back: half copied, or a link to nowhere."""
     made, keys = registry
-    read = registration.fingerprint
+    read = node_registry.fingerprint
 
     def unreadable(path):
         if path == keys["a"]:
             raise reason
         return read(path)
 
-    monkeypatch.setattr(registration, "fingerprint", unreadable)
+    monkeypatch.setattr(node_registry, "fingerprint", unreadable)
     twice(made)
     made.sync()
     expected = "public keys that can be read; until then no key is unregistered"
     words = getattr(reason, "strerror", None) or str(reason)
     assert (made.calls, made.told) == ([], [f"sepal: {keys['a']}: expected {expected}, got {words}"])
-    monkeypatch.setattr(registration, "fingerprint", read)
+    monkeypatch.setattr(node_registry, "fingerprint", read)
     keys["a"].unlink()
     twice(made)
     assert made.calls == [("unregister", "1")]
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_ends_nothing_and_unregisters_nobody(registry
 def test_a_check_that_could_not_read_a_file_counts_for_no_key(registry, monkeypatch):
     """The key was in that file. At the next check it is momentarily absent: once, not twice."""
     made, keys = registry
-    text, read = keys["a"].read_text(), registration.fingerprint
+    text, read = keys["a"].read_text(), node_registry.fingerprint
     keys["a"].write_text("half a key")
 
     def unreadable(path):
@@ -131,9 +131,9 @@ def test_a_check_that_could_not_read_a_file_counts_for_no_key(registry, monkeypa
             raise ValueError("no key")
         return read(path)
 
-    monkeypatch.setattr(registration, "fingerprint", unreadable)
+    monkeypatch.setattr(node_registry, "fingerprint", unreadable)
     made.tick()
-    monkeypatch.setattr(registration, "fingerprint", read)
+    monkeypatch.setattr(node_registry, "fingerprint", read)
     keys["a"].unlink()
     made.tick()
     keys["a"].write_text(text)
@@ -259,7 +259,7 @@ def test_a_revoked_key_is_cut_off_and_is_not_registered_again_where_a_copy_is_pu
     make_certificates(tmp_path, nodes=["a", "b"])
     nodes = tmp_path / "server" / "nodes"
     copy = (nodes / "a.pub").read_bytes()
-    monkeypatch.setattr(registration, "EVERY", 0.0)
+    monkeypatch.setattr(node_registry, "EVERY", 0.0)
     registries = []
     for memory in ("before", "after"):
         made = Flwr(ServerCredentials.of(tmp_path), {}, tmp_path / memory)
@@ -281,7 +281,7 @@ def test_a_revoked_key_is_cut_off_and_is_not_registered_again_where_a_copy_is_pu
 def test_a_revoked_key_is_cut_off_also_beside_a_file_that_cannot_be_read(tmp_path, monkeypatch):
     """Whoever gives the operator such a file would otherwise keep a thief's key in use."""
     make_certificates(tmp_path, nodes=["a", "b"])
-    monkeypatch.setattr(registration, "EVERY", 0.0)
+    monkeypatch.setattr(node_registry, "EVERY", 0.0)
     made = Flwr(ServerCredentials.of(tmp_path), {}, tmp_path / "memory")
     made.calls = []
     made.sync()

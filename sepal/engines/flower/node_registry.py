@@ -25,7 +25,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # terminal colours in Flower's messages
 EVERY = 5.0  # seconds between checks of the directory
 
 
-class Registry:
+class NodeRegistry:
     """Keeps a SuperLink's registered nodes in sync with a directory of public keys.
 
     Args:
@@ -44,7 +44,7 @@ class Registry:
     ) -> None:
         self._credentials, self._environment, self._memory, self._tell = credentials, environment, memory, tell
         self._ids: dict[str, str] = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
-        self._seen: frozenset[str] | None = None  # keys at the last check; None: check again
+        self._checked: frozenset[str] | None = None  # keys at the last check; None: check again
         self._problems: list[str] = []  # at the last check
         self._missing: frozenset[str] = frozenset()  # keys without a file at the last check
         self._revoked: frozenset[str] = frozenset()  # keys that were revoked, at the last check
@@ -52,7 +52,7 @@ class Registry:
         self._next = 0.0
 
     def sync(self) -> None:
-        """Register new keys and unregister removed ones. A problem with one key is told and stops no other."""
+        """Register new keys and unregister removed ones. A problem with one key is reported; the other keys go on."""
         problems = [str(problem) for problem in self._sync()]
         for problem in problems:
             if problem not in self._problems:
@@ -65,13 +65,13 @@ class Registry:
         if now < self._next:
             return
         self._next = now + EVERY
-        wanted, unreadable = self._wanted()
-        if unreadable or frozenset(wanted) != self._seen:
+        keys, unreadable = self._keys()
+        if unreadable or frozenset(keys) != self._checked:
             self.sync()
 
-    def _wanted(self) -> tuple[dict[str, tuple[str, Path]], list[ConfigError]]:
+    def _keys(self) -> tuple[dict[str, tuple[str, Path]], list[ConfigError]]:
         """Return name and file by key, and a problem for each file, or for the directory, that cannot be read."""
-        found: dict[str, tuple[str, Path]] = {}
+        by_digest: dict[str, tuple[str, Path]] = {}
         problems = []
         path = self._credentials.directory / "nodes"
         try:
@@ -79,27 +79,27 @@ class Registry:
             for name, path in self._credentials.node_keys().items():
                 try:
                     digest = fingerprint(path)
-                    if digest in found:  # whose key it is, nobody but the operator can tell
-                        raise ValueError(f"the key of {found[digest][0]}, too: remove one")
+                    if digest in by_digest:  # whose key it is, nobody but the operator can tell
+                        raise ValueError(f"the key of {by_digest[digest][0]}, too: remove one")
                     if digest not in revoked:
-                        found[digest] = name, path
+                        by_digest[digest] = name, path
                 except (OSError, ValueError) as reason:
                     problems.append(_unreadable(path, reason))
         except (OSError, ValueError) as reason:
             problems.append(_unreadable(path, reason))
-        return found, problems
+        return by_digest, problems
 
     def _sync(self) -> list[SepalError]:
-        wanted, unreadable = self._wanted()
+        keys, unreadable = self._keys()
         problems: list[SepalError] = [*unreadable]
-        begun, known = self._begun, bool(self._ids)
-        self._begun, self._seen = True, None
-        if known and not begun:
-            self._compare(wanted, forget=True)
+        begun, remembered = self._begun, bool(self._ids)
+        self._begun, self._checked = True, None
+        if remembered and not begun:
+            self._compare(keys, forget=True)
         # Flower never takes back a key that was unregistered. So a key must be missing at two checks in a row,
         # as a file that is being replaced is not; at the first check after a start, once is enough. No file may be
         # unreadable at either: it may hold the key, unless that was revoked.
-        missing = frozenset(self._ids) - frozenset(wanted)
+        missing = frozenset(self._ids) - frozenset(keys)
         missing = missing & self._revoked if problems else missing
         removed = missing & self._missing if begun else missing
         self._missing = missing
@@ -108,35 +108,35 @@ class Registry:
                 self._unregister(digest)
             except FlowerError as problem:
                 problems.append(problem)
-        for digest, (name, path) in wanted.items():
+        for digest, (name, path) in keys.items():
             try:
                 if digest not in self._ids:
-                    self._register(digest, name, path, wanted)
+                    self._register(digest, name, path, keys)
                     self._remember()
             except FlowerError as problem:
                 problems.append(problem)
-        if not known and not begun:  # new keys come first: their clients wait
-            self._compare(wanted, forget=False)
-        if not problems and not self._ids.keys() - wanted.keys():
-            self._seen = frozenset(wanted)
+        if not remembered and not begun:  # new keys come first: their clients wait
+            self._compare(keys, forget=False)
+        if not problems and not self._ids.keys() - keys.keys():
+            self._checked = frozenset(keys)
         return problems
 
-    def _compare(self, wanted: Collection[str], forget: bool) -> None:
+    def _compare(self, keys: Collection[str], forget: bool) -> None:
         """Name nodes that neither we nor the directory know; with ``forget``, forget those that the SuperLink lacks.
 
         The SuperLink's database may have been replaced, or the memory lost. If it does not answer, nothing is changed.
         """
         try:
-            there = self._registered()
+            registered = self._registered()
         except FlowerError as reason:
             self._tell(f"sepal: {reason}")
             return
         if forget:
-            self._ids = {digest: node for digest, node in self._ids.items() if there.get(digest, "") == node}
-        if strange := sorted(node for digest, node in there.items() if digest not in {*self._ids, *wanted}):
+            self._ids = {digest: node for digest, node in self._ids.items() if registered.get(digest, "") == node}
+        if strange := sorted(node for digest, node in registered.items() if digest not in {*self._ids, *keys}):
             some = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
-            place = self._credentials.directory / "nodes"
-            self._tell(f"sepal: {len(strange)} registered nodes whose keys are not in {place}: {some}")
+            folder = self._credentials.directory / "nodes"
+            self._tell(f"sepal: {len(strange)} registered nodes whose keys are not in {folder}: {some}")
 
     def _registered(self) -> dict[str, str]:
         """Return the ids of the SuperLink's registered nodes by key.
@@ -144,34 +144,34 @@ class Registry:
         Raises:
             FlowerError: It does not answer.
         """
-        said = self._run([sys.executable, "-P", "-m", "sepal.flower.nodes", CONNECTION])
-        if isinstance(said, str):
-            raise FlowerError("the SuperLink's nodes", "a list", said)
-        nodes: Any = said["nodes"]
+        answer = self._run([sys.executable, "-P", "-m", "sepal.flower.nodes", CONNECTION])
+        if isinstance(answer, str):
+            raise FlowerError("the SuperLink's nodes", "a list", answer)
+        nodes: Any = answer["nodes"]
         return dict(nodes)
 
-    def _register(self, digest: str, name: str, path: Path, wanted: Collection[str]) -> None:
-        """Register a key, or note the ids of all ``wanted`` ones that are registered already.
+    def _register(self, digest: str, name: str, path: Path, keys: Collection[str]) -> None:
+        """Register a key, or note the ids of all ``keys`` that are registered already.
 
         The id is empty if the key was unregistered before, which Flower does not forget.
         """
-        said = self._flwr("register", str(path), "--name", name)
-        if not isinstance(said, str):
+        answer = self._flwr("register", str(path), "--name", name)
+        if not isinstance(answer, str):
             self._tell(f"registered: {name}")
-            self._ids[digest] = str(said["node-id"])
+            self._ids[digest] = str(answer["node-id"])
             return
-        if IN_USE not in said.lower():
-            raise FlowerError(f"flwr supernode register {path}", "a registered key", said)
-        self._ids |= {key: node for key, node in self._registered().items() if key in wanted}
+        if IN_USE not in answer.lower():
+            raise FlowerError(f"flwr supernode register {path}", "a registered key", answer)
+        self._ids |= {key: node for key, node in self._registered().items() if key in keys}
         if digest not in self._ids:
             self._ids[digest] = ""
             self._tell(f"sepal: {name}: this key was removed before and stays refused: make a new one")
 
     def _unregister(self, digest: str) -> None:
         node = self._ids[digest]
-        said = self._flwr("unregister", node) if node else {}
-        if isinstance(said, str) and digest in self._registered():
-            raise FlowerError(f"flwr supernode unregister {node}", "an unregistered key", said)
+        answer = self._flwr("unregister", node) if node else {}
+        if isinstance(answer, str) and digest in self._registered():
+            raise FlowerError(f"flwr supernode unregister {node}", "an unregistered key", answer)
         if node:
             self._tell(f"unregistered: node {node}; its key is gone from {self._credentials.directory / 'nodes'}")
         del self._ids[digest]

@@ -62,14 +62,14 @@ class Prunable:
         self.layout, hybrid = task.layout, self.hyper.variant == "hy"
         shapes = {p.name: p.shape for p in self.layout}
         self.coupling = coupling(task.make()) if hybrid else ()
-        found = [g for g in self.coupling if g.scale and len(shapes[f"{g.name}.weight"]) > 2]
-        if hybrid and not found:
+        groups = [g for g in self.coupling if g.scale and len(shapes[f"{g.name}.weight"]) > 2]
+        if hybrid and not groups:
             expected = (
                 "BatchNorm2d behind a convolution, by which subfedavg.variant = hy ranks channels (un needs none)"
             )
             raise ModelError("model", expected, f"none in {task.config.model}")
-        self.scales = {group.name: str(group.scale) for group in found}
-        self.channels: Layout = tuple(Parameter(group.name, (group.size,), Role.NORM) for group in found)
+        self.scales = {group.name: str(group.scale) for group in groups}
+        self.channels: Layout = tuple(Parameter(group.name, (group.size,), Role.NORM) for group in groups)
         self.weights = tuple(p for p in self.layout if p.role is Role.WEIGHT and (not hybrid or len(p.shape) == 2))
         self.parts = (*self.channels, *self.weights)
         self.whole = unpack({}, self.parts)
@@ -198,8 +198,8 @@ class Prunable:
 
     def check(self, capacity: float) -> None:
         """Raise a ``ModelError`` if even one channel and one weight of each layer do not fit."""
-        one = {p.name: np.arange(p.size) == 0 for p in self.channels}
-        needed = (self.rest({**self.whole, **one}) + len(self.weights)) / self.size
+        minimal = {p.name: np.arange(p.size) == 0 for p in self.channels}
+        needed = (self.rest({**self.whole, **minimal}) + len(self.weights)) / self.size
         if capacity < needed:
             raise ModelError("capacity", f"at least {needed:.4f}: biases and norms are not pruned", f"{capacity:g}")
 
@@ -211,13 +211,13 @@ class Prunable:
         For a weight, without those lost with a channel of this message.
         """
         left = self.within({**before, **{p.name: after[p.name] for p in self.channels}})
-        seen = {**left, **{p.name: before[p.name] for p in self.channels}}
-        changed = [p.name for p in self.parts if not np.array_equal(seen[p.name], after[p.name])]
-        return {f"{name}/kept": members(after[name][seen[name]]) for name in changed}
+        counted = {**left, **{p.name: before[p.name] for p in self.channels}}
+        changed = [p.name for p in self.parts if not np.array_equal(counted[p.name], after[p.name])]
+        return {f"{name}/kept": members(after[name][counted[name]]) for name in changed}
 
-    def changed(self, before: Masks, came: Tensors) -> dict[str, Mask]:
+    def changed(self, before: Masks, tensors: Tensors) -> dict[str, Mask]:
         """Return the masks after applying received :meth:`changes`."""
-        return _narrowed(self.within(_narrowed(before, came, self.channels)), came, self.weights)
+        return _narrowed(self.within(_narrowed(before, tensors, self.channels)), tensors, self.weights)
 
     def download_schema(self, kept: Masks) -> Schema:
         """Return the download's schema: the model's values at the masks that both sides know."""
@@ -234,22 +234,22 @@ class Prunable:
         """
         self.check(capacity)
         channels, weights = ([f"{p.name}/kept" for p in parts] for parts in (self.channels, self.weights))
-        cut = _once(channels, lambda came: self.fewer_within_target(before, came, capacity))
-        least = _once(channels, lambda came: self.least(cut(came), capacity))  # weights' masks do not change it
-        masks = _once(channels + weights, lambda came: self.masks(_narrowed(cut(came), came, self.weights)))
+        cut = _once(channels, lambda tensors: self.fewer_within_target(before, tensors, capacity))
+        least = _once(channels, lambda tensors: self.least(cut(tensors), capacity))  # weights' masks do not change it
+        masks = _once(channels + weights, lambda tensors: self.masks(_narrowed(cut(tensors), tensors, self.weights)))
         specs: dict[str, SpecLike] = {}
         for p in self.channels:
             specs[f"{p.name}/kept"] = TensorSpec((int(before[p.name].sum()),), values=False, min_count=1, optional=True)
         specs |= {f"{p.name}/kept": partial(_mask_spec, p, cut, least) for p in self.weights}
         return Schema({**specs, **{p.name: partial(_value_spec, p, masks) for p in self.layout}})
 
-    def fewer_within_target(self, before: Masks, came: Tensors, capacity: float) -> dict[str, Mask]:
+    def fewer_within_target(self, before: Masks, tensors: Tensors, capacity: float) -> dict[str, Mask]:
         """Return the masks after applying received channels' masks.
 
         Raises:
             ProtocolError: Fewer channels than the target leaves, although a model with one more would fit the capacity.
         """
-        left = self.within(_narrowed(before, came, self.channels))
+        left = self.within(_narrowed(before, tensors, self.channels))
         # The server does not rank channels, so it does not know which one a client would keep with more room.
         many = self.channels_left(left)
         if many < min(self.least_channels, self.channels_left(before)):
@@ -265,36 +265,36 @@ T = TypeVar("T")
 
 def _once(names: Sequence[str], make: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
     """Return ``make``, cached: it is called again only if the tensors ``names`` are new ones, so once per payload."""
-    found: list[tuple[list[SparseTensor | None], T]] = []
+    cached: list[tuple[list[SparseTensor | None], T]] = []
 
-    def last(came: Tensors) -> T:
-        read = [came.get(name) for name in names]
-        if not found or any(new is not old for new, old in zip(read, found[0][0], strict=True)):
-            found[:] = [(read, make(came))]
-        return found[0][1]
+    def last(tensors: Tensors) -> T:
+        read = [tensors.get(name) for name in names]
+        if not cached or any(new is not old for new, old in zip(read, cached[0][0], strict=True)):
+            cached[:] = [(read, make(tensors))]
+        return cached[0][1]
 
     return last
 
 
 def _mask_spec(
-    part: Parameter, cut: Callable[[Tensors], Masks], least: Callable[[Tensors], Mapping[str, int]], came: Tensors
+    part: Parameter, cut: Callable[[Tensors], Masks], least: Callable[[Tensors], Mapping[str, int]], tensors: Tensors
 ) -> TensorSpec:
-    left = int(cut(came)[part.name].sum())
-    return TensorSpec((left,), values=False, min_count=min(left, least(came)[part.name]), optional=True)
+    left = int(cut(tensors)[part.name].sum())
+    return TensorSpec((left,), values=False, min_count=min(left, least(tensors)[part.name]), optional=True)
 
 
-def _value_spec(parameter: Parameter, masks: Callable[[Tensors], Masks], came: Tensors) -> TensorSpec:
-    mask = masks(came)[parameter.name]
+def _value_spec(parameter: Parameter, masks: Callable[[Tensors], Masks], tensors: Tensors) -> TensorSpec:
+    mask = masks(tensors)[parameter.name]
     if mask.all():
         return TensorSpec(parameter.shape, min_count=parameter.size)
     return TensorSpec(parameter.shape, Support.DERIVED, index=positions(mask))
 
 
-def _narrowed(masks: Masks, came: Tensors, parts: Layout) -> dict[str, Mask]:
+def _narrowed(masks: Masks, tensors: Tensors, parts: Layout) -> dict[str, Mask]:
     """Return ``masks``, with those of ``parts`` limited to what was received: positions among their own entries."""
     after = dict(masks)
     for p in parts:
-        among = came.get(f"{p.name}/kept")
+        among = tensors.get(f"{p.name}/kept")
         if among is not None:
             mask = np.zeros(p.size, np.bool_)
             mask[np.flatnonzero(masks[p.name])[among.positions()]] = True
