@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sepal.config import Flat, Mark, RunConfig, marked
 from sepal.config.elsewhere import PLACES
@@ -32,6 +32,7 @@ SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
 PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")  # a run's name in a comparison, as a plan makes it
+Row: TypeAlias = tuple[Path, str, str]  # run directory, label, cell
 # The clients and their data, which must be the same in all compared runs. The seed may differ.
 DATA = marked(RunConfig, Mark.DATA)
 FILES_READ = marked(RunConfig, Mark.FILES)
@@ -180,8 +181,17 @@ def _of_place(place: str, allowed: Allowed) -> Comparison:
         return Comparison(printable(path.name), (read_result(path, allowed=allowed),))
     if is_regular(path / INDEX):
         return _indexed(path, allowed)
-    results = tuple(read_result(_inside(path, run), allowed=allowed) for run in sorted(runs_of(path)))
+    rows = _once((_inside(path, run), "", "") for run in sorted(runs_of(path)))
+    results = tuple(read_result(*row, allowed) for row in rows)
     return Comparison(printable(path.resolve().name), results)
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows without those whose run an earlier one has, also by a link: each that is read takes memory."""
+    first: dict[Path, Row] = {}
+    for row in rows:
+        first.setdefault(row[0].resolve(), row)
+    return list(first.values())
 
 
 def _inside(folder: Path, run: Path) -> Path:
@@ -206,7 +216,7 @@ def _indexed(directory: Path, allowed: Allowed) -> Comparison:
             raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError):
         raise StateError(str(file), "the list of a comparison's runs", "a damaged file") from None
-    there = [row for row in rows if stored_config(_inside(directory, row[0]))]
+    there = [row for row in _once(rows) if stored_config(_inside(directory, row[0]))]
     if not there:
         raise ConfigError("run", "a comparison with runs", f"{directory}, none of whose {len(rows)} runs has begun")
     return Comparison(title, tuple(read_result(*row, allowed) for row in there), view, target, notes, tuning)

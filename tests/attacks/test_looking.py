@@ -24,6 +24,7 @@ from sepal.flower import simulation
 from sepal.report import learned
 from sepal.report.data import datasets, views
 from sepal.report.page import render
+from sepal.runs import about as about_module
 from sepal.runs import run_directory
 from sepal.runs.about import ABOUT, labels_of, write_about
 from sepal.runs.run_directory import RunDirectory
@@ -31,7 +32,9 @@ from sepal.runs.stored_run import Allowed, read_run
 from sepal.storage import regular
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.study import comparison
 from sepal.study.comparison import read_comparison
+from sepal.study.results import read_result
 from tests.attacks.looking import LOOKS, READS, changed, command, compared
 from tests.sepal.cli.runs_for_tests import write_run
 
@@ -172,6 +175,33 @@ def test_a_folder_of_runs_leads_to_no_other_by_a_link(indexed, tmp_path):
         compared(tmp_path / "c")
     with pytest.raises(StateError, match="a link that leads out of it"):
         read_comparison([str(tmp_path / "c")])
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_run_that_a_folder_names_often_is_read_once(indexed, tmp_path, monkeypatch):
+    """Each reading of it would take its memory again: 1 MB of names and lines could take a terabyte."""
+    write_run(tmp_path / "c" / "a")
+    (tmp_path / "c" / "b").symlink_to("a")
+    if indexed:
+        compared(tmp_path / "c", [*"ab" * 100])
+    read = []
+    monkeypatch.setattr(comparison, "read_result", lambda *row, **keys: read.append(row) or read_result(*row, **keys))
+    assert len(read_comparison([str(tmp_path / "c")]).results) == 1
+    assert len(read) == 1
+
+
+def test_what_a_run_stores_of_its_data_is_not_more_than_its_readers_take(tmp_path, monkeypatch):
+    """A table of 40 kB with a label of 999,999 gave a file of 300 MB, which nobody read."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "data.csv").write_text("a,label\n" + "".join(f"{n},{n % 50:0200}x\n" for n in range(200)))
+    keys = {"method": "fedavg", "dataset": "folder", "data-dir": str(folder), "partition.name": "iid", "clients": 4}
+    for limits, stored in (((200, 1 << 20), (50, 4)), ((199, 1 << 20), (50, 0)), ((200, 9_999), (0, 4))):
+        monkeypatch.setattr(about_module, "MOST_COUNTS", limits[0])
+        monkeypatch.setattr(about_module, "MOST_NAMED", limits[1])
+        write_about(tmp_path, assemble(keys), alone=True)
+        written = json.loads((tmp_path / ABOUT).read_text())
+        assert (len(written["data"]["class_names"]), len(written["labels"] or ())) == stored
 
 
 def fifo(path):
