@@ -217,9 +217,11 @@ def loop(path):
 
 
 def outward(path):
-    elsewhere = path.parent.parent.parent / f"elsewhere-{path.name}"
+    comparison_folder = next(parent for parent in path.parents if parent.name == "c")
+    elsewhere = comparison_folder.with_name(f"elsewhere-{path.name}")
     elsewhere.write_bytes(b'{"title": "secret", "complete": true}\n')
     path.symlink_to(elsewhere)
+    return [str(path), str(elsewhere)]
 
 
 def directory(path):
@@ -258,10 +260,11 @@ def test_no_file_of_a_run_keeps_a_reader_waiting_or_leads_elsewhere(file, kind, 
     path = tmp_path / "c" / "a" / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    kind(path)
+    closed = kind(path) or ()
     for name, look in READS.items():
-        with patience(name):
+        with patience(name), watched() as found:
             assert "secret" not in look(run), name
+        assert [opened for event, opened in found if event == "open" and opened in closed] == [], name
     assert "fedavg" in command("ls", tmp_path / "c"), "the other run is listed"
 
 
