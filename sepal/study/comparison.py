@@ -31,7 +31,7 @@ from sepal.tasks.scoring import ACCURACY, Measure
 SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
-PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")  # a run's name in a comparison, as a plan makes it
+PLAIN = re.compile(r"[A-Za-z0-9_.+-]{1,255}")  # a run's name in a comparison, as a plan makes it
 Row: TypeAlias = tuple[Path, str, str]  # run directory, label, cell
 # The clients and their data, which must be the same in all compared runs. The seed may differ.
 DATA = marked(RunConfig, Mark.DATA)
@@ -214,7 +214,7 @@ def _indexed(directory: Path, allowed: Allowed) -> Comparison:
         notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tried, index.get("tuning", ())))
         if view not in CLOSING_VIEWS or not (target is None or isinstance(target, int | float)):
             raise ValueError
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         raise StateError(str(file), "the list of a comparison's runs", "a damaged file") from None
     there = [row for row in _once(rows) if stored_config(_inside(directory, row[0]))]
     if not there:
@@ -235,7 +235,8 @@ def _plain(name: Any) -> str:
 
 def _tried(row: Mapping[str, Any]) -> Tried:
     values = tuple((str(name), value if value is None else float(value)) for name, value in row["values"])
-    return Tried(**{**row, "values": values, "seeds": tuple(row["seeds"])})
+    words = {key: str(row[key]) for key in ("cell", "label", "view", "chosen")}
+    return Tried(**words, seeds=tuple(map(int, row["seeds"])), values=values, edge=row["edge"] is True)
 
 
 def _labelled(results: Sequence[Result]) -> list[Result]:

@@ -153,7 +153,10 @@ def test_data_that_is_allowed_is_opened(tmp_path):
     assert "hidden-one" in (run / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["/etc", "../private", "..", ".", "", "a/../../private", "a\\b", 7, None, ["a"]])
+NAMED = ["/etc", "../private", "..", ".", "", "a/../../private", "a\\b", 7, None, ["a"], "a" * 256]
+
+
+@pytest.mark.parametrize("name", NAMED, ids=lambda name: str(name)[:20])
 def test_a_comparison_names_runs_and_no_paths(name, tmp_path):
     write_run(tmp_path / "private")
     write_run(tmp_path / "c" / "a")
@@ -286,7 +289,19 @@ def test_one_bad_run_does_not_keep_the_others_from_being_listed(tmp_path, monkey
 
 
 ODD = (None, -1, 1.5, "x", [], [None], {"a": {"b": 1}}, True, 10**400, "9" * 5000)
-FIGURES = ("metrics.jsonl", "ledger.jsonl", "summary.json", "about.json")
+FIGURES = ("metrics.jsonl", "ledger.jsonl", "summary.json", "about.json", "../comparison.json")
+TRIED = {
+    "cell": "",
+    "label": "a",
+    "view": "trained",
+    "seeds": [0],
+    "values": [["lr=1", 0.5]],
+    "chosen": "",
+    "edge": True,
+}
+
+LOOKS_AT_FIGURES = ("show", "figures", "export", "model", "python", "frontier", "watch --web")
+LOOKS_AT_LIST = ("show of the folder", "ls", "figures of the folder", "frontier")
 
 
 def places(value, path=()):
@@ -310,6 +325,7 @@ def with_odd(value, path, odd):
 def test_figures_of_odd_types_end_in_one_line(file, tmp_path):
     """In Python and in ``watch --web``, too."""
     run = planted(tmp_path / "c")
+    compared(tmp_path / "c", tuning=[TRIED])
     path, rng = run / file, random.Random(0)
     lines = path.read_text().splitlines()
     for _ in range(25):
@@ -317,7 +333,7 @@ def test_figures_of_odd_types_end_in_one_line(file, tmp_path):
         row = json.loads(lines[number])
         changed_row = with_odd(row, rng.choice(list(places(row))), rng.choice(ODD))
         path.write_text("\n".join([*lines[:number], json.dumps(changed_row), *lines[number + 1 :]]) + "\n")
-        for name in ("show", "figures", "export", "model", "python", "frontier", "watch --web"):
+        for name in LOOKS_AT_LIST if "comparison" in file else LOOKS_AT_FIGURES:
             LOOKS[name](run)
 
 

@@ -204,6 +204,7 @@ def _places(
     targets, person = _targets(header, roles), roles.person or (PERSON if PERSON in header else "")
     others = {index, *targets, person, *roles.leave_out} - read
     features = tuple(name for name in header if name not in others)
+    there = set(features)  # there may be very many
     for key, names in (("folder.leave-out", roles.leave_out), ("folder.person", (person,) if labelled else ())):
         if lacking := [name for name in names if name and name not in header]:
             with faults.noting(key):
@@ -213,7 +214,7 @@ def _places(
             named = ", ".join(roles.label) if roles.label else f"called `{LABEL}`"
             expected = f"the column with labels to be {named} (folder.label names another)"
             raise DataError(f"{path}, header", expected, ", ".join(features))
-    if lacking := [column.name for column in roles.columns if column.name not in features]:
+    if lacking := [column.name for column in roles.columns if column.name not in there]:
         with faults.noting("folder.schema"):
             expected = f"all columns of the {'schema' if labelled else 'model'}, also {', '.join(lacking)}"
             raise DataError(f"{path}, header", expected, ", ".join(features))
