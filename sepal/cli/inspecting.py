@@ -22,6 +22,7 @@ data = typer.Typer(
 app.add_typer(data, name="data")
 PROBLEMS = 1  # the exit code where a run would be refused
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+COLUMNS = 1000  # of a table, at most, that are shown
 WIDTH, SHOWN = 50, 20  # of the picture of labels: characters of the largest client, and clients
 
 
@@ -119,9 +120,11 @@ def show(found: Inspection) -> None:
     if found.columns:
         rows = [
             (one_line(column.name, 60), column.kind, f"{column.missing:,}", one_line(column.shows, 60))
-            for column in found.columns
+            for column in found.columns[:COLUMNS]
         ]
         print_table("", ("column", "kind", "missing", "values"), rows)
+        if len(found.columns) > COLUMNS:
+            say(f"and {len(found.columns) - COLUMNS:,} more columns, which --write lists")
     if found.classes:
         names = ", ".join(f"{one_line(name, 40)} {count:,}" for name, count in list(found.classes.items())[:SHOWN])
         more = f" and {len(found.classes) - SHOWN} more" if len(found.classes) > SHOWN else ""

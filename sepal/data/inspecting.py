@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,17 +117,17 @@ def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: 
         return None
     cells = faults.cells
     found.problems += [_problem(error, key) for error, key in faults.errors]
-    proposed = []
+    proposed, readable = [], {column.name for column in table.columns}
     for name in cells:
         if name in table.label or name == table.person:
             continue
         column = faults.kinds.get(name)
         if column is None:
             continue
-        if column.kind == "number" and name not in {c.name for c in table.columns}:  # a cell is none
+        if column.kind == "number" and name not in readable:  # a cell is none
             column = as_category(name, cells[name]) or column
         proposed.append(Column(name=name, kind="left-out") if column.kind == "text" else column)
-    found.columns = [_column_look(name, table, faults, cells[name]) for name in cells]
+    found.columns = list(_column_looks(table, faults))
     classes = table.names if task_of(keys) == CLASSIFICATION else ()
     columns = tuple(proposed) if not schema_of(keys).column else schema_of(keys).column
     found.schema = Schema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
@@ -167,20 +167,24 @@ def _repeats(cells: Any, config: RunConfig) -> bool:
     return int((counts >= config.partition.min_examples).sum()) > 1
 
 
-def _column_look(name: str, table: Table, faults: Faults, cells: Any) -> ColumnLook:
-    if name in table.label:
-        return ColumnLook(name, "label")
-    if name == table.person:
-        return ColumnLook(name, "client")
-    names = [column.name for column in table.columns]
-    if name not in names:
-        column = faults.kinds.get(name)
-        kind = "left out" if column is None or column.kind == "left-out" else "text" if column.kind == "text" else "?"
-        return ColumnLook(name, kind)
-    place = names.index(name)
-    column, start = table.columns[place], first_inputs(table.columns)[place]
-    x = table.x[:, start : start + len(column.inputs)]
-    there = x[~np.isnan(x[:, 0])]
+def _column_looks(table: Table, faults: Faults) -> Iterator[ColumnLook]:
+    """Yield what each column of the file is; a table may have very many."""
+    pairs = zip(table.columns, first_inputs(table.columns), strict=True)
+    read = {column.name: (column, table.x[:, start : start + len(column.inputs)]) for column, start in pairs}
+    labels = set(table.label)
+    for name in faults.cells:
+        if name in labels or name == table.person:
+            yield ColumnLook(name, "label" if name in labels else "client")
+        elif name in read:
+            yield _column_look(*read[name])
+        else:
+            column = faults.kinds.get(name)
+            left_out = column is None or column.kind == "left-out"
+            yield ColumnLook(name, "left out" if left_out else "text" if column and column.kind == "text" else "?")
+
+
+def _column_look(column: Column, x: NDArray[np.float64]) -> ColumnLook:
+    name, there = column.name, x[~np.isnan(x[:, 0])]
     missing = len(x) - len(there)
     if column.kind == "category":
         counts = sorted(zip(there.sum(axis=0).astype(int).tolist(), column.values, strict=True), reverse=True)

@@ -22,6 +22,8 @@ import numpy.typing as npt
 import psutil
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sepal import models
 from sepal.config.elsewhere import check_code
@@ -198,8 +200,8 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
     check_code(built, allow, "you allow (sepal predict --allow package.module:function)", ModelError)
     if ":" in origin.model:
         return Loaded(origin, _scaled(origin, tensors))
-    _check_size(origin)
     try:
+        _check_size(origin)
         loaded = Loaded(origin, _scaled(origin, tensors))
         sides = loaded(np.zeros((1, *origin.shape), np.float32)).shape
     except (RuntimeError, TypeError) as reason:  # torch's, of shapes and types
@@ -244,13 +246,39 @@ def _check_types(origin: Origin) -> None:
 
 
 def _check_size(origin: Origin) -> None:
-    """Raise ModelError if the model takes more than half of the free memory; it is built without its weights."""
+    """Raise ModelError if the model, or an example of its shape, takes more than half of the free memory.
+
+    It is built and tried without memory for its weights and for what its layers give.
+    """
     room = psutil.virtual_memory().available // 2
-    with torch.device("meta"):
+    with torch.device("meta"), torch.no_grad(), _Made() as made:
         module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary, output=_output(origin))
-    size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    if size > room:
-        raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{origin.model} of {size / 2**30:.3g} GiB")
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+        made.bytes = 0
+        module.eval()(torch.zeros((1, *origin.shape), dtype=torch.int64 if origin.vocabulary else torch.float32))
+    for size, what in ((weights, origin.model), (made.bytes, f"an example of shape {origin.shape}")):
+        if size > room:
+            raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{what} of {size / 2**30:.3g} GiB")
+
+
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes of the tensors that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it would import the compiler
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.bytes += tensor.numel() * tensor.element_size()
+        return found
 
 
 def _output(origin: Origin) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from sepal.names import NAME, client_name
 from sepal.runs.stored_run import ABOUT, FORMAT, StoredRun, stored_about
 from sepal.server.report import described
 from sepal.storage.files import write_atomically
+from sepal.storage.regular import TEXT
 from sepal.strategies.assembly import Assembly
 from sepal.tasks.learning import CLASSIFICATION
 
@@ -31,6 +32,8 @@ OPTION = "`sepal report --data` takes them from the data that its keys name"
 UNSTORED = f"This run has stored no label counts. If it is yours, {OPTION}."
 PRIVATE = "The clients bring data of their own, and only they know its labels."
 MOST_CLASSES = 100_000
+# What is stored of the data, at most, so that readers take the file (:data:`sepal.storage.regular.TEXT`).
+MOST_COUNTS, MOST_NAMED = 1 << 20, TEXT // 16  # label counts; characters of the names of classes
 KINDS = ("image", "signal", "text")
 
 
@@ -89,7 +92,8 @@ def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
     about |= described(task.learning.scoring)
     if alone and not assembly.data.private:
         facts = {"classes": info.classes, "input_shape": list(info.input_shape), "vocabulary": info.vocabulary}
-        about["data"] = {**facts, "kind": info.kind, "class_names": list(info.class_names), "table": info.table}
+        names = list(info.class_names) if sum(map(len, info.class_names)) + info.classes <= MOST_NAMED else []
+        about["data"] = {**facts, "kind": info.kind, "class_names": names, "table": info.table}
         about["data"] |= {"schema": schema_digest(info)}
         about["labels"] = _counted(assembly)
     write_atomically(path / ABOUT, f"{json.dumps(about, ensure_ascii=False)}\n".encode())
@@ -124,8 +128,13 @@ def check_schema(path: Path, info: DatasetInfo) -> None:
 
 
 def _counted(assembly: Assembly) -> dict[str, list[int]] | None:
-    """Return each client's number of training examples of each class; None where targets are no class numbers."""
+    """Return each client's number of training examples of each class.
+
+    None where targets are no class numbers, or there are more than ``MOST_COUNTS``.
+    """
     config, data = assembly.task.config, assembly.data
+    if config.clients * assembly.info.classes > MOST_COUNTS:
+        return None
     if config.task != CLASSIFICATION or not isinstance(data, DealtData) or not config.clients:
         return None
     counts = data.label_counts(config.clients).tolist()

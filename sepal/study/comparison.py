@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sepal.config import Flat, Mark, RunConfig, marked
 from sepal.config.elsewhere import PLACES
@@ -31,7 +31,8 @@ from sepal.tasks.scoring import ACCURACY, Measure
 SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
-PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")  # a run's name in a comparison, as a plan makes it
+PLAIN = re.compile(r"[A-Za-z0-9_.+-]{1,255}")  # a run's name in a comparison, as a plan makes it
+Row: TypeAlias = tuple[Path, str, str]  # run directory, label, cell
 # The clients and their data, which must be the same in all compared runs. The seed may differ.
 DATA = marked(RunConfig, Mark.DATA)
 FILES_READ = marked(RunConfig, Mark.FILES)
@@ -192,8 +193,17 @@ def _of_place(text: str, allowed: Allowed) -> Comparison:
         return Comparison(printable(path.name), (read_result(path, allowed=allowed),))
     if is_regular(path / INDEX):
         return _indexed(path, allowed)
-    results = tuple(read_result(_inside(path, run), allowed=allowed) for run in sorted(runs_of(path)))
+    rows = _once((_inside(path, run), "", "") for run in sorted(runs_of(path)))
+    results = tuple(read_result(*row, allowed) for row in rows)
     return Comparison(printable(path.resolve().name), results)
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows without those whose run an earlier one has, also by a link: each that is read takes memory."""
+    first: dict[Path, Row] = {}
+    for row in rows:
+        first.setdefault(row[0].resolve(), row)
+    return list(first.values())
 
 
 def _inside(folder: Path, run: Path) -> Path:
@@ -216,9 +226,9 @@ def _indexed(directory: Path, allowed: Allowed) -> Comparison:
         notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tuning_result, index.get("tuning", ())))
         if view not in CLOSING_VIEWS or not (target is None or isinstance(target, int | float)):
             raise ValueError
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         raise StateError(str(file), "the list of a comparison's runs", "a damaged file") from None
-    begun = [row for row in rows if stored_config(_inside(directory, row[0]))]
+    begun = [row for row in _once(rows) if stored_config(_inside(directory, row[0]))]
     if not begun:
         raise ConfigError("run", "a comparison with runs", f"{directory}, none of whose {len(rows)} runs has begun")
     return Comparison(title, tuple(read_result(*row, allowed) for row in begun), view, target, notes, tuning)
@@ -237,7 +247,8 @@ def _plain(name: Any) -> str:
 
 def _tuning_result(row: Mapping[str, Any]) -> TuningResult:
     values = tuple((str(name), value if value is None else float(value)) for name, value in row["values"])
-    return TuningResult(**{**row, "values": values, "seeds": tuple(row["seeds"])})
+    words = {key: str(row[key]) for key in ("cell", "label", "view", "chosen")}
+    return TuningResult(**words, seeds=tuple(map(int, row["seeds"])), values=values, edge=row["edge"] is True)
 
 
 def _labelled(results: Sequence[RunResult]) -> list[RunResult]:

@@ -93,6 +93,22 @@ def test_dripping_connections_keep_nobody_from_an_answer_and_are_cut_off(served,
             one.close()
 
 
+def test_the_caller_that_has_dripped_for_longest_gives_way_at_once(served, monkeypatch):
+    """Otherwise each new caller would wait until the deadline of those that drip, or be turned away."""
+    monkeypatch.setattr(listener, "PATIENCE", 600.0)
+    port, path, words = served
+    stop = threading.Event()
+    taken, thread = drip(port, listener.CALLERS, stop)
+    try:
+        for _ in range(3):
+            assert words in get(port, path)[1]
+    finally:
+        stop.set()
+        thread.join()
+        for one in taken:
+            one.close()
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "0.0.0.0"])
 def test_no_loopback_address_answers_under_a_foreign_name(tmp_path, host):
     server, path, _ = figures(tmp_path, host)

@@ -24,6 +24,7 @@ from sepal.flower import simulation
 from sepal.report import learned
 from sepal.report.data import datasets, views
 from sepal.report.page import render
+from sepal.runs import about as about_module
 from sepal.runs import run_directory
 from sepal.runs.about import ABOUT, labels_of, write_about
 from sepal.runs.run_directory import RunDirectory
@@ -31,7 +32,9 @@ from sepal.runs.stored_run import Allowed, read_run
 from sepal.storage import regular
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.study import comparison
 from sepal.study.comparison import read_comparison
+from sepal.study.results import read_result
 from tests.attacks.looking import LOOKS, READS, changed, command, compared
 from tests.sepal.cli.runs_for_tests import write_run
 
@@ -150,7 +153,10 @@ def test_data_that_is_allowed_is_opened(tmp_path):
     assert "hidden-one" in (run / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["/etc", "../private", "..", ".", "", "a/../../private", "a\\b", 7, None, ["a"]])
+NAMED = ["/etc", "../private", "..", ".", "", "a/../../private", "a\\b", 7, None, ["a"], "a" * 256]
+
+
+@pytest.mark.parametrize("name", NAMED, ids=lambda name: str(name)[:20])
 def test_a_comparison_names_runs_and_no_paths(name, tmp_path):
     write_run(tmp_path / "private")
     write_run(tmp_path / "c" / "a")
@@ -174,6 +180,33 @@ def test_a_folder_of_runs_leads_to_no_other_by_a_link(indexed, tmp_path):
         read_comparison([str(tmp_path / "c")])
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_run_that_a_folder_names_often_is_read_once(indexed, tmp_path, monkeypatch):
+    """Each reading of it would take its memory again: 1 MB of names and lines could take a terabyte."""
+    write_run(tmp_path / "c" / "a")
+    (tmp_path / "c" / "b").symlink_to("a")
+    if indexed:
+        compared(tmp_path / "c", [*"ab" * 100])
+    read = []
+    monkeypatch.setattr(comparison, "read_result", lambda *row, **keys: read.append(row) or read_result(*row, **keys))
+    assert len(read_comparison([str(tmp_path / "c")]).results) == 1
+    assert len(read) == 1
+
+
+def test_what_a_run_stores_of_its_data_is_not_more_than_its_readers_take(tmp_path, monkeypatch):
+    """A table of 40 kB with a label of 999,999 gave a file of 300 MB, which nobody read."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "data.csv").write_text("a,label\n" + "".join(f"{n},{n % 50:0200}x\n" for n in range(200)))
+    keys = {"method": "fedavg", "dataset": "folder", "data-dir": str(folder), "partition.name": "iid", "clients": 4}
+    for limits, stored in (((200, 1 << 20), (50, 4)), ((199, 1 << 20), (50, 0)), ((200, 9_999), (0, 4))):
+        monkeypatch.setattr(about_module, "MOST_COUNTS", limits[0])
+        monkeypatch.setattr(about_module, "MOST_NAMED", limits[1])
+        write_about(tmp_path, assemble(keys), alone=True)
+        written = json.loads((tmp_path / ABOUT).read_text())
+        assert (len(written["data"]["class_names"]), len(written["labels"] or ())) == stored
+
+
 def fifo(path):
     os.mkfifo(path)
 
@@ -187,9 +220,11 @@ def loop(path):
 
 
 def outward(path):
-    elsewhere = path.parent.parent.parent / f"elsewhere-{path.name}"
+    comparison_folder = next(parent for parent in path.parents if parent.name == "c")
+    elsewhere = comparison_folder.with_name(f"elsewhere-{path.name}")
     elsewhere.write_bytes(b'{"title": "secret", "complete": true}\n')
     path.symlink_to(elsewhere)
+    return [str(path), str(elsewhere)]
 
 
 def directory(path):
@@ -228,10 +263,11 @@ def test_no_file_of_a_run_keeps_a_reader_waiting_or_leads_elsewhere(file, kind, 
     path = tmp_path / "c" / "a" / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    kind(path)
+    closed = kind(path) or ()
     for name, look in READS.items():
-        with patience(name):
+        with patience(name), watched() as found:
             assert "secret" not in look(run), name
+        assert [opened for event, opened in found if event == "open" and opened in closed] == [], name
     assert "fedavg" in command("ls", tmp_path / "c"), "the other run is listed"
 
 
@@ -253,7 +289,19 @@ def test_one_bad_run_does_not_keep_the_others_from_being_listed(tmp_path, monkey
 
 
 ODD = (None, -1, 1.5, "x", [], [None], {"a": {"b": 1}}, True, 10**400, "9" * 5000)
-FIGURES = ("metrics.jsonl", "ledger.jsonl", "summary.json", "about.json")
+FIGURES = ("metrics.jsonl", "ledger.jsonl", "summary.json", "about.json", "../comparison.json")
+TRIED = {
+    "cell": "",
+    "label": "a",
+    "view": "trained",
+    "seeds": [0],
+    "values": [["lr=1", 0.5]],
+    "chosen": "",
+    "edge": True,
+}
+
+LOOKS_AT_FIGURES = ("show", "figures", "export", "model", "python", "frontier", "watch --web")
+LOOKS_AT_LIST = ("show of the folder", "ls", "figures of the folder", "frontier")
 
 
 def places(value, path=()):
@@ -277,6 +325,7 @@ def with_odd(value, path, odd):
 def test_figures_of_odd_types_end_in_one_line(file, tmp_path):
     """In Python and in ``watch --web``, too."""
     run = planted(tmp_path / "c")
+    compared(tmp_path / "c", tuning=[TRIED])
     path, rng = run / file, random.Random(0)
     lines = path.read_text().splitlines()
     for _ in range(25):
@@ -284,7 +333,7 @@ def test_figures_of_odd_types_end_in_one_line(file, tmp_path):
         row = json.loads(lines[number])
         changed_row = with_odd(row, rng.choice(list(places(row))), rng.choice(ODD))
         path.write_text("\n".join([*lines[:number], json.dumps(changed_row), *lines[number + 1 :]]) + "\n")
-        for name in ("show", "figures", "export", "model", "python", "frontier", "watch --web"):
+        for name in LOOKS_AT_LIST if "comparison" in file else LOOKS_AT_FIGURES:
             LOOKS[name](run)
 
 

@@ -30,6 +30,7 @@ from sepal.cli import tracking
 from sepal.cli.main import app
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
+from sepal.export import portable
 from sepal.export.portable import FORMAT, Origin, load, save
 from sepal.models.weights import read_weights
 from sepal.report.data import datasets
@@ -103,6 +104,20 @@ def test_a_model_file_imports_nothing_that_is_not_allowed(trap, tmp_path):
 def test_a_model_file_that_asks_for_more_than_the_memory_is_refused(tmp_path):
     with pytest.raises(ModelError, match="model: expected one of at most"):
         load(model(tmp_path / "m.safetensors", classes=4 * 10**10))
+
+
+LONG = [
+    {"model": "embedding-linear", "shape": (2**34,), "vocabulary": 9},
+    {"model": "resnet18-gn", "shape": (3, 2**15, 2**15)},
+]
+
+
+@pytest.mark.parametrize("keys", LONG)
+def test_a_model_file_whose_examples_are_larger_than_the_memory_is_refused(keys, tmp_path, monkeypatch):
+    """Its weights are small, whatever the shape. Nothing of the example's size is made."""
+    monkeypatch.setattr(portable, "Loaded", None)
+    with pytest.raises(ModelError, match=r"model: expected one of at most .*, got an example of shape \("):
+        load(model(tmp_path / "m.safetensors", **keys))
 
 
 HUGE = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sepal.errors import RosterError
+from sepal.errors import RosterError, RoundError
 from sepal.flower.replies import set_message_id
 from sepal.server import contact, drawing, exchange, opening, questions, roster, round, strategy
 from sepal.server.roster import PATIENCE
@@ -128,6 +128,14 @@ def test_timeout_holds_at_the_start_whoever_is_silent(clock, keys):
     with pytest.raises(RosterError, match="within 10 s"):
         run(clock, {"clients": 5, **keys, "timeout": 10.0}, before=5)
     assert clock.now < 12.0
+
+
+@pytest.mark.parametrize("waits", ["retry", "skip"])
+def test_timeout_holds_for_a_draw_whoever_is_silent(clock, waits):
+    keys = {**DRAWN, "clients_per_round": 3, "min_replies": 3, "on_missing": waits, "timeout": 30.0}
+    with pytest.raises(RoundError, match="3 clients within 30 s, got 2"):
+        run(clock, keys, rounds=2, clients=2, before=20, each_round=0)
+    assert clock.now < 35.0
 
 
 def test_a_slow_client_is_waited_for_and_a_silent_one_beside_it_is_not(clock):

@@ -13,6 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from sepal.config import HubReading, HubSettings
+from sepal.data.schema import Column, Schema, read_schema, written
 from sepal.data.sources import femnist, folder, hub, reading
 from sepal.data.sources import images as images_module
 from sepal.data.sources.idx import read_idx
@@ -99,7 +100,26 @@ def images_in_parquet(place):
     hub.read(place, HubReading(hf=HubSettings(test="", label="y")))
 
 
+def one_cell_for_many_inputs(place):
+    """A byte of a table that becomes an input of 8 bytes for each of a category's values."""
+    column = Column(name="a", kind="category", values=("x", *map(str, range(999))))
+    (place / "schema.toml").write_text(written(Schema(label="y", classes=("0", "1"), column=(column,))))
+    (place / "data.csv").write_text("a,y\n" + "x,0\nx,1\n" * 2048)
+    return place
+
+
+def categories_in_a_table(place):
+    folder.read(one_cell_for_many_inputs(place))
+
+
+def categories_of_a_model(place):
+    one_cell_for_many_inputs(place)
+    read_inputs(place / "data.csv", schema=read_schema(place / "schema.toml"))
+
+
 BOMBS = [
+    categories_in_a_table,
+    categories_of_a_model,
     zeros_in_parquet,
     one_text_often,
     one_text_often_in_a_dictionary,

@@ -214,6 +214,20 @@ def test_a_minority_that_diverges_undoes_nothing():
     assert strategy.report.diverged == 1
 
 
+@pytest.mark.parametrize("min_replies", [3, 4])
+def test_one_client_sends_a_run_back_only_where_min_replies_cannot_do_without_it(min_replies):
+    """Not defended: where a round does not count without it, one client that says so four times ends the run."""
+    others = ("client-1", "client-2", "client-3")
+    federation = Diverging("queue", enough=ALL, well=others, min_replies=min_replies)
+    if min_replies == 3:
+        assert federation.start(MemoryRunStore()).progress.closed
+        assert not federation.undone_rounds
+    else:
+        with pytest.raises(RoundError, match="also with an eighth of the learning rate"):
+            federation.start(MemoryRunStore())
+        assert len(federation.undone_rounds) == FAILURES - 1
+
+
 class Liars(Diverging):
     """Most clients say that they diverged at the pairs (round, halvings) of ``where``."""
 

@@ -36,7 +36,7 @@ from sepal.data.sources.kinds import (
     present,
     trimmed,
 )
-from sepal.data.sources.reading import reading
+from sepal.data.sources.reading import Unpacked, reading
 from sepal.errors import DataError, one_line
 from sepal.storage.regular import check_regular
 from sepal.tasks.numbers import WHOLE, WHOLE_WORDS
@@ -45,6 +45,7 @@ LABEL, PERSON = "label", "person"  # columns with these names, where no key name
 TARGET = "label:"  # begins the names of several target columns
 DELETE = "delete the rows without one"
 MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
+INPUT = 8  # bytes of an input in a row; a category has one for each of its values
 NAMED = 4  # columns with missing cells that a message names, at most
 OTHER_MARKS = (";", "\t", "|")  # between cells in files that are no CSV of commas
 FIRST = 100  # cells by which a column is known for one of numbers
@@ -203,6 +204,7 @@ def _places(
     targets, person = _targets(header, roles), roles.person or (PERSON if PERSON in header else "")
     others = {index, *targets, person, *roles.leave_out} - read
     features = tuple(name for name in header if name not in others)
+    there = set(features)  # there may be very many
     for key, names in (("folder.leave-out", roles.leave_out), ("folder.person", (person,) if labelled else ())):
         if lacking := [name for name in names if name and name not in header]:
             with faults.noting(key):
@@ -212,7 +214,7 @@ def _places(
             named = ", ".join(roles.label) if roles.label else f"called `{LABEL}`"
             expected = f"the column with labels to be {named} (folder.label names another)"
             raise DataError(f"{path}, header", expected, ", ".join(features))
-    if lacking := [column.name for column in roles.columns if column.name not in features]:
+    if lacking := [column.name for column in roles.columns if column.name not in there]:
         with faults.noting("folder.schema"):
             expected = f"all columns of the {'schema' if labelled else 'model'}, also {', '.join(lacking)}"
             raise DataError(f"{path}, header", expected, ", ".join(features))
@@ -234,16 +236,20 @@ def _read_features(
     path: Path, cells: dict[str, Any], names: Sequence[str], roles: Roles, faults: Faults
 ) -> tuple[tuple[Column, ...], NDArray[np.float64]]:
     """Return what columns are, and what they become, float64 (n, inputs)."""
-    wanted: Sequence[Column | str] = roles.columns or names
-    numbers = np.empty((len(next(iter(cells.values()))), len(wanted)))
+    asked: Sequence[Column | str] = roles.columns or names
+    wanted = [column for column in asked if (column if isinstance(column, str) else column.name) in cells]
+    rows, width = len(next(iter(cells.values()))), 0
+    unpacked = Unpacked(f"{path}, with {INPUT} bytes for each row and category", path.stat().st_size)
+    numbers = np.empty((rows, len(wanted)))
     columns, blocks = list[Column](), list[NDArray[np.float64]]()
     for place, column in enumerate(wanted):
         name = column if isinstance(column, str) else column.name
-        if name not in cells:
-            continue
+        known_one = _kind(name, cells[name], roles.codes) if isinstance(column, str) else column
+        faults.kinds[name] = known_one
+        width += len(known_one.inputs)
+        check_width(str(path), width)
+        unpacked.add(INPUT * rows * len(known_one.inputs))
         with faults.noting(f"folder.leave-out = {name}, or its kind in {FILE}"):
-            known_one = _kind(name, cells[name], roles.codes) if isinstance(column, str) else column
-            faults.kinds[name] = known_one
             if known_one.kind == "text":
                 raise _unreadable(path, name, cells[name])
             if known_one.kind == "number":
@@ -253,7 +259,6 @@ def _read_features(
                 blocks.append(encoded(str(path), known_one, cells[name]))
             columns.append(known_one)
     read = tuple(column for column in columns if column.inputs)
-    check_width(str(path), sum(block.shape[1] for block in blocks))
     plain = len(blocks) == len(wanted) and all(block.base is numbers for block in blocks)
     return read, numbers if plain or not blocks else np.concatenate(blocks, axis=1)
 

@@ -336,12 +336,14 @@ def evict(directory: Path, client: str) -> str:
     """
     if not NAME.match(client):
         raise RosterError("client", "at most 64 letters, digits, '.', '_' or '-'", client)
-    known: set[str] = set()
-    if os.path.lexists(directory) and not is_inside(directory, directory.parent):
-        raise StateError(str(directory), f"a directory in {directory.parent}", "a link that leads out of it")
+    known, run = set[str](), directory.parent
+    checkpoints = sorted(directory.glob("round-*.safetensors"))
+    for place in (directory, *checkpoints):
+        if os.path.lexists(place) and not is_inside(place, run):
+            raise StateError(str(place), f"a file or directory in {run}", "a link that leads out of it")
     if (directory / EVICTED).is_symlink():
         raise StateError(str(directory / EVICTED), "a directory", "a link")
-    for path in sorted(directory.glob("round-*.safetensors")):
+    for path in checkpoints:
         try:
             known |= json.loads(read_tensors(path)[1])["roster"].keys()
         except (KeyError, AttributeError) as reason:
@@ -349,7 +351,7 @@ def evict(directory: Path, client: str) -> str:
     for path in (directory / "records").glob("[0-9]*"):
         # of a damaged record or a copy, the name alone counts
         with suppress(OSError, ValueError, KeyError, TypeError, StateError):
-            text = read_text(path, ROWS).partition("\n")[2]
+            text = read_text(path, ROWS, within=run).partition("\n")[2]
             check_parts(path, text)
             known |= {info["name"] for info in json.loads(text)["record"]["joined"]}
     if directory.exists():  # a server could not read what another user puts there, and would end

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from sepal.cli import inspecting as commands
 from sepal.cli.main import app
+from sepal.config import RunConfig
+from sepal.data import inspecting
 from sepal.data.schema import Column, Schema, read_schema, written
 from sepal.errors import ConfigError, SepalError
 from sepal.strategies.assembly import assemble
@@ -177,6 +182,40 @@ def test_a_label_that_a_schema_reads_as_an_input_is_refused(tmp_path):
     (tmp_path / "schema.toml").write_text(written(Schema(label="grade", column=columns)))
     with pytest.raises(ConfigError, match=r"label in .*schema.toml: expected a column"):
         assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2})
+
+
+def operations(place, columns):
+    """How many operations of ``sepal.data.inspecting`` Python runs for a table of so many columns."""
+    place.mkdir()
+    names, cells = (",".join(f"{mark}{number}" for number in range(columns)) for mark in ("c", ""))
+    (place / "wide.csv").write_text(f"{names},label\n" + f"{cells},0\n{cells},1\n" * 20)
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        if frame.f_code.co_filename != inspecting.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        inspecting.inspect(RunConfig(dataset="folder", data_dir=str(place), clients=2))
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_table_of_very_many_columns_is_looked_at_in_time_with_their_number(tmp_path, monkeypatch):
+    """One of 20,000 took minutes, with the square of the number; then the table on the terminal took most of it."""
+    one, two, four = (operations(tmp_path / str(columns), columns) for columns in (100, 200, 400))
+    assert four - two < 2.5 * (two - one)
+    monkeypatch.setattr(commands, "COLUMNS", 10)
+    said = sepal("data", "inspect", tmp_path / "100", code=1)
+    assert "and 91 more columns" in said
+    assert "c10" not in said
 
 
 def test_of_a_table_without_a_label_the_key_is_said_and_owners_are_guessed(tmp_path):
