@@ -40,6 +40,7 @@ class FlushedStore:
     """
 
     replays = False
+    lasts = True
 
     def __init__(self, store: RunStore, flush: Callable[[], None]) -> None:
         self._store, self._flush, self._memory = store, flush, MemoryRunStore(UPLOADS)
@@ -102,6 +103,10 @@ class FlushedStore:
     def durable(self) -> Mapping[str, str]:
         """Return the clients' versions at the oldest kept checkpoint."""
         return self._store.durable()
+
+    def best_versions(self) -> Mapping[str, str]:
+        """Return the clients' versions of the best state."""
+        return self._store.best_versions()
 
     def evicted(self) -> frozenset[str]:
         """Return the clients that an operator has evicted."""

@@ -14,9 +14,11 @@ class RunStore(Protocol):
 
     Attributes:
         replays: Whether rounds are replayed after a restart, so that every accepted upload must be stored.
+        lasts: Whether it outlives its process, so that a run that has ended can be continued.
     """
 
     replays: bool
+    lasts: bool
 
     def due(self) -> bool:
         """Return whether the next completed round gets a checkpoint, whatever its number."""
@@ -83,7 +85,14 @@ class RunStore(Protocol):
         ...
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the checkpoint before the newest. The server never asks for older ones."""
+        """Return the clients' versions at the checkpoint before the newest.
+
+        The server never asks for older ones, but for :meth:`best_versions`.
+        """
+        ...
+
+    def best_versions(self) -> Mapping[str, str]:
+        """Return the clients' versions of the best state; none without one."""
         ...
 
     def evicted(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from sepal.errors import DamagedError
 from sepal.protocol.messages import Content
 from sepal.protocol.types import Scalar
-from sepal.server.run_state import RoundRecord, RunState, oldest
+from sepal.server.run_state import RoundRecord, RunState
 from sepal.storage.bounded import MEBIBYTE, Spill
 
 
@@ -18,7 +18,7 @@ class MemoryRunStore:
         limit: Bytes of uploads kept in memory; the rest goes to temporary files.
     """
 
-    replays = False
+    replays = lasts = False
 
     def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
         self._latest: RunState | None = None
@@ -94,9 +94,12 @@ class MemoryRunStore:
         return self._best
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the checkpoint before the newest, or at the only one; or the best one's."""
-        before = self._versions_before
-        return oldest(before, self._best.versions) if self._best else before
+        """Return the clients' versions at the checkpoint before the newest; none if it is the only one."""
+        return self._versions_before
+
+    def best_versions(self) -> Mapping[str, str]:
+        """Return the clients' versions of the best state."""
+        return self._best.versions if self._best else {}
 
     def evicted(self) -> frozenset[str]:
         """Return nothing, because no operator can reach a run in memory."""
