@@ -1,8 +1,9 @@
 """Messages between server and client: an order and a reply, each written as a Flower RecordDict.
 
 An order names the run, the round, the version of the client's state to start from (``base``) and the oldest version
-that the server may still ask for (``durable``), but for that of the best evaluation (``best``). All tensors are in one Array (:mod:`sepal.wire.records`), everything
-else in config and metric records. A malformed record raises ProtocolError.
+that the server may still ask for (``durable``), but for that of the best evaluation (``best``). All tensors are in one
+Array (:mod:`sepal.wire.records`), everything else in config and metric records. A malformed record raises
+ProtocolError.
 """
 
 from __future__ import annotations
