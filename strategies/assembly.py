@@ -22,6 +22,7 @@ from sepal.config.base import AUTO
 from sepal.config.rules import check_together
 from sepal.config.run import SEARCH
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.incoming import colours_last
 from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
@@ -121,7 +122,7 @@ def assemble(
     )
     if chosen.draws and (first.given - {part.name for part in statistics(first.layout)} or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
-    notes = (*notes, *known.notes, *unused(flat, chosen.name))
+    notes = (*notes, *known.notes, *colours_last(known), *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     notes = (*owners.notes, *notes, *first.notes)
     return Assembly(exchanged, task, data, make, agreed, notes, owners.names)

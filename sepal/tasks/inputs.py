@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.errors import DataError
-from sepal.tasks.numbers import EXACT, as_float32
+from sepal.tasks.numbers import EXACT, as_array, as_float32
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def packed(key: str, inputs: tuple[Input, ...], given: Any) -> NDArray[np.float3
     rows: list[NDArray[np.float32]] = []
     for place, each in enumerate(inputs):
         where = f"{key} {each.name or place}"
-        array = np.asarray(given[each.name] if named else given[place])
+        array = as_array(where, given[each.name] if named else given[place])
         if array.shape[1:] != each.shape or (rows and len(array) != len(rows[0])):
             expected = f"shape ({len(rows[0]) if rows else 'n'}, {', '.join(map(str, each.shape))})"
             raise DataError(where, expected, array.shape)
