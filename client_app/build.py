@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,11 @@ class Shared:
     digests: dict[str, str] = field(default_factory=dict)
     meeting: Meeting | None = None
     programs: Programs | None = None
+
+    @cached_property
+    def data_keys(self) -> str:
+        """What a digest of data rests on beside the data: the same for all clients."""
+        return data_keys(self.assembly.task.config)
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
@@ -202,7 +208,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
     if node.client not in shared.digests:
-        key = f"{getattr(store, 'secret', '')}|{data_keys(task.config)}"
+        key = f"{getattr(store, 'secret', '')}|{shared.data_keys}"
         with generators_seeded(derive_seed(task.config.seed, "data-digest", node.client)):  # reads the user's Datasets
             shared.digests[node.client] = data_digest(data, key)
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])

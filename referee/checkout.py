@@ -21,12 +21,12 @@ TEMPLATES = jinja2.Environment(
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page made of ``referee/templates``; a value that is missing is an error."""
+    """Return a page from its template in ``referee/templates``; a missing value is an error."""
     return TEMPLATES.get_template(template).render(**values)
 
 
 def commit_now() -> str:
-    """Return the short commit, with ``-dirty`` if a file differs but those with results; "unknown" without Git."""
+    """Return the short commit, with ``-dirty`` if a file other than the results has changed; "unknown" without Git."""
 
     def git(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False, encoding="utf-8")
@@ -37,7 +37,7 @@ def commit_now() -> str:
 
 def options(prog: str, text: str | None, hours: float) -> argparse.ArgumentParser:
     """Return a parser with the options of the runner: ``--jobs`` and ``--hours``."""
-    found = argparse.ArgumentParser(prog, description=(text or "").partition("\n")[0])
-    found.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one a core")
-    found.add_argument("--hours", type=float, default=hours, help="start no run after so many hours")
-    return found
+    parser = argparse.ArgumentParser(prog, description=(text or "").partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one a core")
+    parser.add_argument("--hours", type=float, default=hours, help="start no run after so many hours")
+    return parser

@@ -14,7 +14,7 @@ from sepal.storage.files import write_atomically
 
 
 def pages() -> dict[Path, str]:
-    """Return path → text of every page; the leaderboard's of as many rows as it had."""
+    """Return path → text of every page; the leaderboard's from as many rows as its stored page was made from."""
     return {**of_calibration(), **of_defaults(), **of_poison(), **of_papers(), **of_leaderboard()}
 
 

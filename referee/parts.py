@@ -23,6 +23,6 @@ def rewritten(text: str, parts: Mapping[str, Iterable[str]]) -> str:
     Raises:
         ConfigError: The markers are not those of the parts.
     """
-    if (found := [match[2] for match in PART.finditer(text)]) != list(parts):
-        raise ConfigError("page", f"markers <!-- NAME: … --> and <!-- /NAME --> of {', '.join(parts)}", found or "none")
+    if (names := [match[2] for match in PART.finditer(text)]) != list(parts):
+        raise ConfigError("page", f"markers <!-- NAME: … --> and <!-- /NAME --> of {', '.join(parts)}", names or "none")
     return PART.sub(lambda match: "\n".join((match[1], *parts[match[2]], match[3])), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from sepal import user_modules
 from sepal.errors import SepalError
-from sepal.operation.figures import METRICS, log_as_json, serve
+from sepal.operation.figures import CERTIFICATES, METRICS, log_as_json, serve
 from sepal.operation.repeats import told_once
 from sepal.runs.places import default_base, run_path
 from sepal.runs.run_directory import RunDirectory
@@ -94,9 +95,9 @@ def main(grid: Grid, context: Context) -> None:
     observers: list[Observer] = [directory, RoundLog()]
     strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
     if place := os.environ.get(METRICS):
-        figures = ServerFigures(strategy.status)
+        figures = ServerFigures(strategy.status, json.loads(os.environ.get(CERTIFICATES, "{}")))
         observers.append(figures)
-        serve(place, figures)
+        serve(place, figures, ready=lambda: strategy.status().waits_for)
     with told_once():
         strategy.start(grid)
     log.info("run written to %s", directory.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,13 @@ class ServerFigures:
 
     Args:
         status: Returns what the run is doing.
+        certificates: Path to the time at which the certificate there expires, in seconds since 1970.
     """
 
-    def __init__(self, status: Callable[[], Status]) -> None:
+    def __init__(self, status: Callable[[], Status], certificates: Mapping[str, float] | None = None) -> None:
         self._status, self._rounds, self._done = status, 0, 0
+        self._certificates = certificates or {}
+        self._last_round = time.time()  # until a round ends, when this process began
         self._uploads: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[tuple[str, str]] = Counter()
         self._sizes: dict[int, int] = {}  # round to the entries of its ledger that were counted
@@ -42,6 +46,7 @@ class ServerFigures:
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Count the round's messages."""
+        self._last_round = time.time()
         if line["phase"] != CLOSING:
             self._done = record.round
         self._count(record, self._sizes.pop(record.round, 0))
@@ -84,11 +89,20 @@ class ServerFigures:
         now = self._status()
         yield GaugeMetricFamily("sepal_round", "Round under way, from 1; at the end the last one", self._number(now))
         yield GaugeMetricFamily("sepal_rounds", "Rounds of the run, without the closing one", self._rounds)
+        yield GaugeMetricFamily(
+            "sepal_last_round_timestamp_seconds", "When the last round ended, or the process began", self._last_round
+        )
+        expiry = GaugeMetricFamily(
+            "sepal_certificate_expiry_seconds", "When a certificate of the server expires, since 1970", labels=["file"]
+        )
+        for file, end in self._certificates.items():
+            expiry.add_metric([file], end)
+        yield expiry
         phase = GaugeMetricFamily("sepal_phase", "1 for the phase under way", labels=["phase"])
         phase.add_metric([now.phase], 1)
         yield phase
         clients = GaugeMetricFamily("sepal_clients", "Clients", labels=["state"])
-        for state in ("roster", "present", "asked", "missing"):
+        for state in ("roster", "present", "asked", "working", "missing"):
             clients.add_metric([state], getattr(now, state))
         yield clients
         uploads = CounterMetricFamily("sepal_replies", "Replies by status and reason", labels=["status", "reason"])

@@ -7,12 +7,14 @@ import http.client
 import json
 import logging
 import socket
+import time
 import urllib.error
 import urllib.request
 
 import psutil
 import pytest
 
+from sepal.cli import notices
 from sepal.engines.flower.figures import ClientFigures
 from sepal.engines.flower.processes import free_port
 from sepal.errors import ConfigError
@@ -53,6 +55,7 @@ def test_a_servers_figures_follow_the_run(served):
     subject = Federation(FAKES["queue"][0], rounds=4, settings={"evaluate_every": 0, "on_missing": "skip"})
     subject.lost = {(2, "client-1")}
     strategy, seen = subject.server(), {}
+    began = time.time()
     own = ServerFigures(strategy.status)
     port = served(own)
     assert figures(get(port))['sepal_phase{phase="waiting"}'] == 1
@@ -69,14 +72,72 @@ def test_a_servers_figures_follow_the_run(served):
     assert (during["sepal_round"], during["sepal_rounds"]) == (3, 4)
     assert closing['sepal_phase{phase="closing"}'] == 1
     assert (closing["sepal_round"], after["sepal_round"]) == (4, 4), "the closing evaluation is no round of the user's"
-    states = [during[f'sepal_clients{{state="{state}"}}'] for state in ("roster", "present", "asked", "missing")]
-    assert states == [4, 4, 4, 4]
+    states = ("roster", "present", "asked", "working", "missing")
+    assert [during[f'sepal_clients{{state="{state}"}}'] for state in states] == [4, 4, 4, 4, 0]
+    assert began <= during["sepal_last_round_timestamp_seconds"] <= after["sepal_last_round_timestamp_seconds"]
     assert after['sepal_replies_total{reason="",status="missing"}'] == 1
     assert after['sepal_replies_total{reason="",status="accepted"}'] == 4 * 4 - 1 + 4
     assert after['sepal_message_bytes_total{direction="up",purpose="training"}'] > 0
     assert after['sepal_round_seconds_total{part="total"}'] > 0
     assert after["process_resident_memory_bytes"] > 1e6
     assert after['sepal_phase{phase="closed"}'] == 1
+
+
+def test_the_servers_certificates_are_shown_with_their_end():
+    own = ServerFigures(lambda: Status(1, "waiting"), {"server.pem": 1_800_000_000.0})
+    (expiry,) = [metric for metric in own.collect() if metric.name == "sepal_certificate_expiry_seconds"]
+    assert [(sample.labels, sample.value) for sample in expiry.samples] == [({"file": "server.pem"}, 1_800_000_000.0)]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (Status(1, "waiting", 5, 2), "waiting for clients: 2 are connected, 5 are known"),
+        (Status(3, "training", 5, 3, 5, 0, 2), "round 3 waits for 2 of 5 clients, which are not connected"),
+        (Status(3, "training", 5, 4, 5, 1, 1), ""),  # one of them still works
+        (Status(3, "training", 5, 5, 5, 2, 0), ""),
+        (Status(9, "closed", 5, 0), ""),
+    ],
+)
+def test_a_run_is_ready_while_its_work_goes_on(status, words, served):
+    port = served(ServerFigures(lambda: status), str, operation.METRICS, lambda: status.waits_for)
+    assert get(port, "/healthz") == "ok", "the process need not be started again"
+    if not words:
+        assert get(port, "/readyz") == "ok"
+        return
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(port, "/readyz")
+    assert (caught.value.code, caught.value.read().decode()) == (503, words)
+
+
+def test_a_round_tells_those_who_work_from_those_who_are_away():
+    """Client 1 is not connected in round 2: it is missing, and the others work."""
+    subject = Federation(FAKES["queue"][0], rounds=2, settings={"evaluate_every": 0, "on_missing": "skip"})
+    strategy, seen, away = subject.server(), [], list(subject.nodes)[1]
+
+    class Away(Nodes):
+        def get_node_ids(self):
+            return [node for node in super().get_node_ids() if strategy.progress.round < 1 or node != away]
+
+        def answer(self, message):
+            if message.metadata.group_id == "2":
+                seen.append(strategy.status())
+            return super().answer(message)
+
+    strategy.start(Away(subject))
+    assert [(status.asked, status.working, status.missing) for status in seen[:1]] == [(4, 3, 1)]
+
+
+def test_a_commands_own_lines_are_json_like_the_others(monkeypatch, capsys):
+    monkeypatch.setenv(operation.LOG, "json")
+    notices.tell("sepal: warning: a.pem expires")
+    notices.tell("clients join with: sepal join")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("WARNING", "a.pem expires"),
+        ("INFO", "clients join with: sepal join"),
+    ]
+    assert all(line["time"].endswith("Z") for line in lines)
 
 
 def test_hostile_reasons_do_not_make_a_series_each():

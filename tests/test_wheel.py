@@ -34,14 +34,29 @@ seeds = [0]
 """
 
 
+def copy_checkout(clone: Path) -> None:
+    """Copy what a wheel is built from."""
+    for name in ("sepal", *FOLDERS, "referee", "tools"):
+        shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+
+
+def empty_environment(directory: Path) -> tuple[Path, Path]:
+    """Make an environment that sees this one's packages; return its Python and its ``site-packages``."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    # A path in a .pth file does not run that directory's own .pth files: an editable install there is not seen.
+    places = [place for place in sys.path if place.endswith("site-packages")]  # two with `make -C tools flower`
+    (packages / "dependencies.pth").write_text("\n".join(places) + "\n")
+    return directory / "bin" / "python", packages
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel, built from a copy: a build leaves files in its source directory."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("sepal", *FOLDERS, "referee", "tools"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    copy_checkout(source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--wheel-dir", out, source], check=True, capture_output=True)
     (built,) = out.glob("*.whl")
@@ -52,12 +67,7 @@ def wheel(tmp_path_factory):
 def environment(wheel, tmp_path_factory):
     """A virtual environment with the wheel in it; what it depends on lies where this test's environment has it."""
     directory = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
-    python = directory / "bin" / "python"
-    (packages,) = directory.glob("lib/python*/site-packages")
-    # A path in a .pth file does not run that directory's own .pth files: an editable install there is not seen.
-    places = [place for place in sys.path if place.endswith("site-packages")]  # two with `make -C tools flower`
-    (packages / "dependencies.pth").write_text("\n".join(places) + "\n")
+    python, _ = empty_environment(directory)
     for script in distribution("flwr").entry_points.select(group="console_scripts"):
         file = directory / "bin" / script.name
         file.write_text(SCRIPT.format(python=python, module=script.module, name=script.attr))
@@ -158,3 +168,17 @@ def test_serve_join_and_watch_work_in_an_empty_folder(environment, tmp_path):
         for process in reversed(processes):
             process.send_signal(signal.SIGTERM)
             process.wait(60)
+
+
+def test_a_clone_that_is_named_sepal_is_not_taken_for_the_package_from_beside_it(tmp_path):
+    """Python's first place is the working directory, where the clone is a directory of the package's name."""
+    clone = tmp_path / "sepal"
+    clone.mkdir()
+    copy_checkout(clone)
+    python, _ = empty_environment(tmp_path / "environment")
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--editable", clone]
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True, capture_output=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python, "-c", "import sepal; print(sepal.__file__)"]
+    answer = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == str(clone / "sepal" / "__init__.py")

@@ -66,7 +66,7 @@ def main() -> int:
         except KeyboardInterrupt:
             console.print("demo: interrupted")
             return 130
-    runs = [read_run(one) for one in (path, *others)]
+    runs = [read_run(folder) for folder in (path, *others)]
     screen = Console()
     print_run(screen, runs[0], runs[-1])
     screen.print()
@@ -104,7 +104,7 @@ def comparison(runs: Sequence[StoredRun]) -> Table:
     for run in runs:
         view = registry.deployed(run.config["method"])
         values = [mean(run, view), mean(run, view, "bottom_decile")]
-        values += [mean(run, each) for each in ("received", "trained", "pooled")]
+        values += [mean(run, name) for name in ("received", "trained", "pooled")]
         cells = ["-" if value is None else f"{value:.1f}" for value in values]
         table.add_row(run.config["method"], *cells, *(megabytes(run.bytes[way]) for way in ("up", "down")))
     return table
@@ -112,12 +112,15 @@ def comparison(runs: Sequence[StoredRun]) -> Table:
 
 def conclusion(runs: Sequence[StoredRun]) -> Iterator[str]:
     """Yield three lines that describe the results: of the model that a user of each method gets."""
-    found = {str(run.config["method"]): mean(run, registry.deployed(str(run.config["method"]))) or 0.0 for run in runs}
-    figures = ", ".join(f"{method} {value:.1f} %" for method, value in found.items())
+    accuracies = {
+        str(run.config["method"]): mean(run, registry.deployed(str(run.config["method"]))) or 0.0 for run in runs
+    }
+    figures = ", ".join(f"{method} {value:.1f} %" for method, value in accuracies.items())
     yield f"Accuracy of the deployed model, the one that a user gets: {figures}."
-    own = found["fedpse"]
+    fedpse = accuracies["fedpse"]
     sent = [run.bytes["up"] + run.bytes["down"] for run in runs]
-    share, dense, alone = sent[0] / sent[1], compared(own - found["fedavg"]), compared(own - found["local"])
+    share = sent[0] / sent[1]
+    dense, alone = (compared(fedpse - accuracies[method]) for method in ("fedavg", "local"))
     yield f"With {100 * share:.0f} % of FedAvg's bytes, FedPSE is {dense} FedAvg and {alone} training alone."
     yield "This is one seed on one small data set; `sepal compare` and referee/results have more."
 

@@ -52,8 +52,10 @@ def with_keys(text: str) -> str:
 def outlines() -> str:
     """Return title, source and deployed view of each built-in method, as TOML."""
     methods = map(registry.get, registry.METHODS)
-    told = {each.name: {"title": each.title, "source": each.source, "deployed": each.deployed} for each in methods}
-    return tomli_w.dumps(told)
+    facts = {
+        method.name: {"title": method.title, "source": method.source, "deployed": method.deployed} for method in methods
+    }
+    return tomli_w.dumps(facts)
 
 
 def written() -> Iterator[tuple[Path, str]]:

@@ -47,19 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def prepare(python: str, which: str) -> Path:
     """Return the interpreter of an environment, which is made if it is not there."""
-    place = ROOT / "build" / f"python-{python}-{which}"
-    binary = place / "bin" / "python"
-    if (place / ".ready").exists():
+    folder = ROOT / "build" / f"python-{python}-{which}"
+    binary = folder / "bin" / "python"
+    if (folder / ".ready").exists():
         return binary
     base = shutil.which(f"python{python}")
     if base is None:
         sys.exit(f"matrix-python: expected python{python} on PATH, got none")
-    subprocess.run([base, "-m", "venv", "--clear", str(place)], check=True)
+    subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
     pip = [str(binary), "-m", "pip", "install", "--quiet"]
     if which == "lowest":
-        pip += ["-c", str(lowest(place / "lowest.txt", python))]
+        pip += ["-c", str(lowest(folder / "lowest.txt", python))]
     subprocess.run([*pip, "-e", f"{ROOT}[simulation,dev]"], check=True)
-    (place / ".ready").touch()
+    (folder / ".ready").touch()
     return binary
 
 

@@ -32,9 +32,9 @@ def split(grpc: str, http: str) -> dict[str, str]:
     Raises:
         ValueError: The two differ in what belongs to torch.
     """
-    found = [re.findall(r"^\S(?:.*\\\n)*.*\n", text, re.MULTILINE) for text in (grpc, http)]
-    both = [entry for entry in found[0] if entry in found[1]]
-    only = [[entry for entry in entries if entry not in both] for entries in found]
+    entries_of = [re.findall(r"^\S(?:.*\\\n)*.*\n", text, re.MULTILINE) for text in (grpc, http)]
+    both = [entry for entry in entries_of[0] if entry in entries_of[1]]
+    only = [[entry for entry in entries if entry not in both] for entries in entries_of]
     differ = [entry.split()[0] for entries in only for entry in entries if CUDA.match(entry)]
     if differ:
         raise ValueError(f"constraints-current.txt: expected torch as in constraints.txt, got {', '.join(differ)}")

@@ -26,18 +26,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--datasets", nargs="*", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("--methods", nargs="*", default=[], help="by default all that the data set lists")
     parser.add_argument("--pages", action="store_true", help="run nothing; write the table and the page")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     evidence = Evidence.read()
-    if not given.pages:
+    if not args.pages:
         searches = [
             evidence.trials(dataset, method, SETTINGS[dataset], SETTINGS[dataset].clip(method))
-            for dataset in given.datasets
-            for method in given.methods or SETTINGS[dataset].all_methods
+            for dataset in args.datasets
+            for method in args.methods or SETTINGS[dataset].all_methods
         ]
         make = partial(run_trial, commit=commit_now())
         with alone(FILE):
             for record in records(
-                lambda: (trial for search in searches for trial in search.needed()), make, given.jobs, given.hours
+                lambda: (trial for search in searches for trial in search.needed()), make, args.jobs, args.hours
             ):
                 append(FILE, record)
                 evidence.add(record)

@@ -41,15 +41,15 @@ def toml(ended: dict[str, list[Trials]]) -> str:
 
 def _described(evidence: Evidence, name: str, ended: list[Trials]) -> dict[str, Any]:
     """Return what the page says of a data set: what was chosen, and the whole grid."""
-    setting, mine = SETTINGS[name], [record for record in evidence.records if record.dataset == name]
-    rates = sorted({dict(keys)["lr"] for trials in ended for keys in trials.found})
+    setting, records = SETTINGS[name], [record for record in evidence.records if record.dataset == name]
+    rates = sorted({dict(keys)["lr"] for trials in ended for keys in trials.accuracies})
     return {
         "name": name,
         "setting": setting,
         "defaults": CATALOGUE[name].defaults,
-        "rounds": next(record.rounds for record in mine if record.method not in setting.longer),
+        "rounds": next(record.rounds for record in records if record.method not in setting.longer),
         "longer": [trials.method for trials in ended if trials.method in setting.longer],
-        "hours": sum(record.seconds for record in mine) / 3600,
+        "hours": sum(record.seconds for record in records) / 3600,
         "rates": [f"{rate:g}" for rate in rates],
         "rows": [_row(trials, rates) for trials in ended],
         "own_rows": [row for trials in ended for row in _own_rows(trials)],
@@ -70,7 +70,7 @@ def _own_rows(trials: Trials) -> Iterator[list[str]]:
 
 
 def _figure(trials: Trials, keys: Keys) -> str:
-    values = list(trials.found[keys].values())
+    values = list(trials.accuracies[keys].values())
     error = standard_error(values)
     return f"{100 * mean_of_trials(values):.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
@@ -78,15 +78,15 @@ def _figure(trials: Trials, keys: Keys) -> str:
 def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trials]:
     """Yield the methods of a data set whose trials have all ended.
 
-    The searches with a margin replace those of before once all of them have ended: until then the table would compare
+    The searches with a margin replace the earlier ones once all of them have ended: until then the table would compare
     rates that were chosen by two rules.
     """
     methods = setting.all_methods
     new = {m: evidence.trials(dataset, m, setting, setting.clip(m)) for m in methods if setting.clip(m)}
-    replaced = all(trials.found and not trials.needed() for trials in new.values())
+    replaced = all(trials.accuracies and not trials.needed() for trials in new.values())
     for method in methods:
         trials = new[method] if replaced and method in new else evidence.trials(dataset, method, setting)
-        if trials.found and not trials.needed():
+        if trials.accuracies and not trials.needed():
             yield trials
 
 

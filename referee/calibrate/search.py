@@ -7,8 +7,8 @@ For each method on each data set:
    standard error; see :meth:`Trials.pick`. While the chosen one is at an edge, the grid grows there, too.
 3. The grid of each own key (``OWN``) at that rate, with all seeds. The first value is chosen that the best is not ahead
    of by more than a standard error. While it is at an edge, the grid grows there, at most ``GROWTH`` times, but not
-   where runs are shortened: what they want beyond an edge may be their shortness alone. FedAdagrad on HAR had 9 points
-   more with .009 than with .03 in 10 rounds, and 1.7 less in 30; the latter was seen on test data.
+   where runs are shortened: a value beyond the edge may be the best only because the runs are short. FedAdagrad on HAR
+   had 9 points more with .009 than with .03 in 10 rounds, and 1.7 less in 30; the latter was seen on test data.
 
 A trial is judged by validation accuracy alone, in the view that the method deploys.
 
@@ -42,7 +42,7 @@ Keys: TypeAlias = tuple[tuple[str, float], ...]  # run-config keys with values, 
 
 
 @dataclass(frozen=True)
-class Trial:
+class RateTrial:
     """One run: a method on a data set at a rate, with a seed."""
 
     dataset: str
@@ -52,14 +52,14 @@ class Trial:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's keys. A search of before, which does not clip, had the defaults of then."""
+        """The run's keys. An earlier search, which does not clip, ran with the defaults of its time."""
         before = {} if CLIP in dict(self.keys) else former(self.method)
         about = {"dataset": self.dataset, "method": self.method, "seed": self.seed}
         return {**before, **SETTINGS[self.dataset].run_keys(self.method), **dict(self.keys), **about}
 
 
-def run_trial(trial: Trial, commit: str) -> RunRecord:
-    """Run one trial: there is nothing of the test data in its record."""
+def run_trial(trial: RateTrial, commit: str) -> RunRecord:
+    """Run one trial; its record has no figure of the test data."""
     return recorded(trial.config, {}, commit, ())
 
 
@@ -68,17 +68,17 @@ class Trials:
     """The results of one method on one data set.
 
     Attributes:
-        found: Keys → seed → validation accuracy in [0, 1].
+        accuracies: Keys → seed → validation accuracy in [0, 1].
         growth: How often the grid of an own key may grow.
-        clip: ``clip-gradient`` of the trials, which are then judged with a margin; 0 for a search of before.
+        clip: ``clip-gradient`` of the trials, which are then judged with a margin; 0 for an earlier search.
         diverged: Keys → seed → trainings of clients that diverged.
     """
 
     dataset: str
     method: str
     grid: tuple[float, ...]
-    found: dict[Keys, dict[int, float]] = field(default_factory=dict)
-    own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    accuracies: dict[Keys, dict[int, float]] = field(default_factory=dict)
+    own_values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     growth: int = GROWTH
     clip: float = 0.0
     diverged: dict[Keys, dict[int, int]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Trials:
         """The seeds of finalists."""
         return MARGIN_SEEDS if self.clip else SEEDS
 
-    def needed(self) -> list[Trial]:
+    def needed(self) -> list[RateTrial]:
         """Return the trials that are needed next; none once all is chosen. Ask again when these have ended."""
         first = self._missing(self.grid_keys(), SEEDS[:1])
         if first:
@@ -115,14 +115,14 @@ class Trials:
         if any(self.diverged.get(keys, {}).values()):
             return False
         above = self.above(keys)
-        least = COLLAPSED * mean_of_trials(self.found[keys].values())
-        ended = self.found.get(above, {}).values()
+        least = COLLAPSED * mean_of_trials(self.accuracies[keys].values())
+        ended = self.accuracies.get(above, {}).values()
         return not any(self.diverged.get(above, {}).values()) and all(value >= least for value in ended)
 
     def own_grids(self) -> Iterator[tuple[str, list[Keys]]]:
         """Yield each own key with its grid, at the keys chosen before it. Its trials must end before the next one."""
         chosen = self.pick(self.finalists())
-        for name, values in self.own.items():
+        for name, values in self.own_values.items():
             key = f"{self.method}.{name}"
             grid = self._grown([_keys({**dict(chosen), key: value}) for value in values], key)
             yield key, grid
@@ -174,7 +174,7 @@ class Trials:
         return self._best(sound or grid)
 
     def _best(self, grid: Sequence[Keys], count: int = FINALISTS) -> list[Keys]:
-        ranked = sorted(grid, key=lambda keys: (-self.found[keys][SEEDS[0]], keys))
+        ranked = sorted(grid, key=lambda keys: (-self.accuracies[keys][SEEDS[0]], keys))
         return sorted(ranked[:count], key=lambda keys: dict(keys)["lr"])
 
     def pick(self, grid: Sequence[Keys]) -> Keys:
@@ -186,31 +186,31 @@ class Trials:
         """
         if self.clip:
             return choose(grid, lambda keys: (not any(self.diverged.get(keys, {}).values()), self._assured(keys)))
-        return choose(grid, lambda keys: mean_of_trials(self.found[keys].values()), close=self._close)
+        return choose(grid, lambda keys: mean_of_trials(self.accuracies[keys].values()), close=self._close)
 
     def _close(self, best: Keys, keys: Keys) -> bool:
-        gaps = [self.found[best][seed] - self.found[keys][seed] for seed in SEEDS]
+        gaps = [self.accuracies[best][seed] - self.accuracies[keys][seed] for seed in SEEDS]
         return mean_of_trials(gaps) <= (standard_error(gaps) or 0.0)
 
     def _assured(self, keys: Keys) -> float:
-        values = [self.found[keys][seed] for seed in self.seeds]
+        values = [self.accuracies[keys][seed] for seed in self.seeds]
         return round(mean_of_trials(values) - (standard_error(values) or 0.0), 9)
 
     def _keys(self, rate: float) -> Keys:
-        own = {f"{self.method}.{name}": values[0] for name, values in self.own.items()}
-        return _keys({"lr": rate, **({CLIP: self.clip} if self.clip else {}), **own})
+        first_values = {f"{self.method}.{name}": values[0] for name, values in self.own_values.items()}
+        return _keys({"lr": rate, **({CLIP: self.clip} if self.clip else {}), **first_values})
 
-    def _missing(self, grid: Sequence[Keys], seeds: Sequence[int]) -> list[Trial]:
+    def _missing(self, grid: Sequence[Keys], seeds: Sequence[int]) -> list[RateTrial]:
         return [
-            Trial(self.dataset, self.method, keys, seed)
+            RateTrial(self.dataset, self.method, keys, seed)
             for seed in seeds
             for keys in grid
-            if seed not in self.found.get(keys, {})
+            if seed not in self.accuracies.get(keys, {})
         ]
 
 
 class Evidence:
-    """All stored trials: what is known of each search.
+    """All stored trials, by search.
 
     Attributes:
         records: The trials.
@@ -218,7 +218,9 @@ class Evidence:
 
     def __init__(self, records: Sequence[RunRecord]) -> None:
         self.records: list[RunRecord] = []
-        self._known: dict[tuple[str, str, float], tuple[dict[Keys, dict[int, float]], dict[Keys, dict[int, int]]]] = {}
+        self._results: dict[
+            tuple[str, str, float], tuple[dict[Keys, dict[int, float]], dict[Keys, dict[int, int]]]
+        ] = {}
         for record in records:
             self.add(record)
 
@@ -228,17 +230,23 @@ class Evidence:
         return cls(read(FILE))
 
     def trials(self, dataset: str, method: str, setting: Setting, clip: float = 0.0) -> Trials:
-        """Return a search, which learns of each trial that is added."""
-        found, diverged = self._known.setdefault((dataset, method, clip), ({}, {}))
-        return Trials(dataset, method, setting.grid, found, setting.own_keys(method), setting.growth, clip, diverged)
+        """Return a search; trials that are added later are in it, too."""
+        accuracies, diverged = self._results.setdefault((dataset, method, clip), ({}, {}))
+        return Trials(
+            dataset, method, setting.grid, accuracies, setting.own_keys(method), setting.growth, clip, diverged
+        )
 
     def add(self, record: RunRecord) -> None:
-        """Add a trial. Of its keys, those that all trials of its search have say nothing."""
-        given = Trial(record.dataset, record.method, (), record.seed).config
-        keys = _keys({key: value for key, value in record.config.items() if key == CLIP or given.get(key) != value})
+        """Add a trial. Keys that all trials of its search share do not tell it apart, and are left out."""
+        trial_config = RateTrial(record.dataset, record.method, (), record.seed).config
+        keys = _keys(
+            {key: value for key, value in record.config.items() if key == CLIP or trial_config.get(key) != value}
+        )
         keys = tuple(pair for pair in keys if pair != (CLIP, 0.0))
-        found, diverged = self._known.setdefault((record.dataset, record.method, dict(keys).get(CLIP, 0.0)), ({}, {}))
-        found.setdefault(keys, {})[record.seed] = record.held_out
+        accuracies, diverged = self._results.setdefault(
+            (record.dataset, record.method, dict(keys).get(CLIP, 0.0)), ({}, {})
+        )
+        accuracies.setdefault(keys, {})[record.seed] = record.held_out
         diverged.setdefault(keys, {})[record.seed] = record.diverged
         self.records.append(record)
 

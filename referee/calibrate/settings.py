@@ -22,7 +22,7 @@ class Setting(BaseModel):
     """One data set's federation.
 
     Attributes:
-        keys: Run-config keys beyond those of everywhere.
+        keys: Run-config keys beyond those that all data sets share.
         grid: Learning rates that are tried first.
         shortened: What is less than the data set's defaults; empty if nothing is.
         methods: The methods that are calibrated; empty for all.

@@ -36,7 +36,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
 }
-FLAGS = {"avx2": "avx2", "avx512": "avx512f"}  # kind → the processor's flag without which it is not to be had
+FLAGS = {"avx2": "avx2", "avx512": "avx512f"}  # kind → the processor flag that it needs
 
 
 def kinds_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
@@ -46,7 +46,7 @@ def kinds_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Run:
+class DefaultRun:
     """A method with all its defaults; ``kind`` is a kind of arithmetic, empty for this processor's own."""
 
     dataset: str
@@ -61,21 +61,21 @@ class Run:
         return {**settings, "dataset": self.dataset, "method": self.method, "seed": self.seed}
 
     def defaults(self) -> dict[str, Any]:
-        """Return the keys whose default a calibration or a decision may change: a record of other ones is of no use."""
+        """Return the keys whose default a calibration or a decision may change: they date a record."""
         from sepal.config import flatten
         from sepal.strategies.assembly import assemble
 
         task = assemble(self.config).task
-        own = flatten(task.hyper, f"{task.config.method}.")
-        return {"lr": float(task.config.lr), "clip-gradient": task.config.clip_gradient, **own}
+        method_keys = flatten(task.hyper, f"{task.config.method}.")
+        return {"lr": float(task.config.lr), "clip-gradient": task.config.clip_gradient, **method_keys}
 
 
-def run_of(record: RunRecord) -> Run:
-    """Return which run a record is of."""
-    return Run(record.dataset, record.method, record.seed, record.labels.get("kind", ""))
+def run_of(record: RunRecord) -> DefaultRun:
+    """Return the run that a record is of."""
+    return DefaultRun(record.dataset, record.method, record.seed, record.labels.get("kind", ""))
 
 
-def run(wanted: Run, commit: str) -> RunRecord:
+def execute(planned: DefaultRun, commit: str) -> RunRecord:
     """Execute a run; the process must have been started with the variables of its kind.
 
     Raises:
@@ -83,11 +83,11 @@ def run(wanted: Run, commit: str) -> RunRecord:
     """
     import os
 
-    variables = KINDS.get(wanted.kind, {})
+    variables = KINDS.get(planned.kind, {})
     if any(os.environ.get(name) != value for name, value in variables.items()):
-        raise RuntimeError(f"{wanted.kind}: expected the variables {dict(variables)} in the environment")
-    record = recorded(wanted.config, {"kind": wanted.kind} if wanted.kind else {}, commit, ("accuracy",))
-    return record.model_copy(update={"figures": {"defaults": wanted.defaults()}})
+        raise RuntimeError(f"{planned.kind}: expected the variables {dict(variables)} in the environment")
+    record = recorded(planned.config, {"kind": planned.kind} if planned.kind else {}, commit, ("accuracy",))
+    return record.model_copy(update={"figures": {"defaults": planned.defaults()}})
 
 
 def ordered(records: Iterable[RunRecord]) -> list[RunRecord]:
@@ -98,7 +98,7 @@ def ordered(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class KindDifference:
     """Two kinds of arithmetic, paired over seeds.
 
     Attributes:
@@ -115,7 +115,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MethodResults:
     """All records of one method on one data set."""
 
     dataset: str
@@ -129,29 +129,29 @@ class Cell:
 
     def by_kind(self) -> dict[str, dict[int, float]]:
         """Return kind → seed → accuracy of the deployed model; a run that ended with an error has 0."""
-        found: dict[str, dict[int, float]] = {}
+        accuracies: dict[str, dict[int, float]] = {}
         for row in self.rows:
-            found.setdefault(run_of(row).kind, {})[row.seed] = row.reached or 0.0
-        return found
+            accuracies.setdefault(run_of(row).kind, {})[row.seed] = row.reached or 0.0
+        return accuracies
 
     def accuracies(self) -> list[float]:
         """Return the accuracies of the runs that did not end with an error."""
         return [row.reached for row in self.rows if row.reached is not None]
 
-    def worst(self, other: Cell) -> tuple[float, int] | None:
-        """Return the lowest difference of one seed to another method, in points, and the seed; −∞ without a figure.
+    def worst(self, rival: MethodResults) -> tuple[float, int] | None:
+        """Return the lowest difference to another method over its seeds, in points, and the seed.
 
-        None without a seed in which the other has one.
+        It is −∞ if this method has no figure with that seed. None if the other method has no figure at all.
         """
-        ours = {row.seed: row.reached for row in self.rows}
+        reached = {row.seed: row.reached for row in self.rows}
         gaps = [
-            (-math.inf if (mine := ours.get(row.seed)) is None else 100 * (mine - row.reached), row.seed)
-            for row in other.rows
+            (-math.inf if (accuracy := reached.get(row.seed)) is None else 100 * (accuracy - row.reached), row.seed)
+            for row in rival.rows
             if row.reached is not None
         ]
         return min(gaps, default=None)
 
-    def verdict(self, yardstick: Cell) -> str:
+    def verdict(self, yardstick: MethodResults) -> str:
         """Return "" for a method that is behind with no seed, "explained" or "behind"."""
         lowest = self.worst(yardstick)
         if lowest is None or lowest[0] >= -100 * MOST_BEHIND:
@@ -176,27 +176,30 @@ class Cell:
         spreads = [stdev(by_seed[seed] for by_seed in by_kind.values()) for seed in sorted(seeds)]
         return mean(spreads) if spreads else None
 
-    def differences(self) -> Iterator[Difference]:
+    def differences(self) -> Iterator[KindDifference]:
         """Yield the differences of each two kinds, over the seeds that both have."""
-        for (one, ours), (other, theirs) in combinations(self.by_kind().items(), 2):
-            if gaps := [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]:
-                found = interval(np.array(gaps)[:, None], "seeds") if len(set(gaps)) > 1 else None
-                yield Difference((one, other), mean(gaps), max(map(abs, gaps)), found.p if found else 1.0)
+        for (kind, accuracies), (rival_kind, rival_accuracies) in combinations(self.by_kind().items(), 2):
+            if gaps := [
+                accuracies[seed] - rival_accuracies[seed]
+                for seed in sorted(accuracies.keys() & rival_accuracies.keys())
+            ]:
+                bounds = interval(np.array(gaps)[:, None], "seeds") if len(set(gaps)) > 1 else None
+                yield KindDifference((kind, rival_kind), mean(gaps), max(map(abs, gaps)), bounds.p if bounds else 1.0)
 
 
-def cells(rows: Iterable[RunRecord]) -> list[Cell]:
+def method_results(rows: Iterable[RunRecord]) -> list[MethodResults]:
     """Return the records by data set and method, in their order."""
     grouped: dict[tuple[str, str], list[RunRecord]] = {}
     for row in rows:
         grouped.setdefault((row.dataset, row.method), []).append(row)
-    return [Cell(dataset, method, found) for (dataset, method), found in grouped.items()]
+    return [MethodResults(dataset, method, records) for (dataset, method), records in grouped.items()]
 
 
-def established(found: Sequence[Cell]) -> dict[tuple[str, str], list[Difference]]:
-    """Return the differences above a point that remain after Holm's correction over all cells and pairs of kinds."""
-    tested = [(cell, difference) for cell in found for difference in cell.differences()]
-    bad: dict[tuple[str, str], list[Difference]] = {}
-    for (cell, difference), p in zip(tested, holm([difference.p for _, difference in tested]), strict=True):
+def established(results: Sequence[MethodResults]) -> dict[tuple[str, str], list[KindDifference]]:
+    """Return the differences above a point that remain after Holm's correction over all results and pairs of kinds."""
+    tested = [(result, difference) for result in results for difference in result.differences()]
+    bad: dict[tuple[str, str], list[KindDifference]] = {}
+    for (result, difference), p in zip(tested, holm([difference.p for _, difference in tested]), strict=True):
         if p < LEVEL and abs(difference.mean) > MOST_DIFFERENCE:
-            bad.setdefault((cell.dataset, cell.method), []).append(difference)
+            bad.setdefault((result.dataset, result.method), []).append(difference)
     return bad

@@ -18,7 +18,7 @@ from referee.leaderboard.blocks import NAMES, read_block, text
 from referee.leaderboard.design import Design
 from referee.leaderboard.estimate import hours_left
 from referee.leaderboard.pages import write_pages
-from referee.leaderboard.runs import RERUNS, again, path_of, read, run
+from referee.leaderboard.runs import RERUNS, again, execute, path_of, read
 from sepal.errors import SepalError, one_line
 from sepal.study.record import RunRecord, alone, append
 from sepal.study.runner import records
@@ -33,19 +33,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", action="store_true", help="run nothing; say what is missing")
     parser.add_argument("--rerun", action="store_true", help="run one random stored row again, and compare digests")
     parser.add_argument("--draw", type=int, help="draw that row with this seed; by default another each time")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        if given.pages:
+        if args.pages:
             for path in write_pages():
                 print(f"written to {path}")
-        elif given.plan:
-            print(*map(plan, given.block), sep="\n")
-        elif given.rerun:
-            sys.exit(0 if rerun(given.block, given.draw) else 1)
+        elif args.plan:
+            print(*map(plan, args.block), sep="\n")
+        elif args.rerun:
+            sys.exit(0 if rerun(args.block, args.draw) else 1)
         else:
-            for name in given.block:
+            for name in args.block:
                 with alone(path_of(name)):
-                    work(name, given.jobs, given.hours, given.runs)
+                    work(name, args.jobs, args.hours, args.runs)
     except SepalError as problem:
         print(f"leaderboard: {one_line(str(problem))}", file=sys.stderr)
         sys.exit(2)
@@ -54,21 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def work(name: str, jobs: int, hours: float, most: int = 0) -> None:
     """Run what a block lacks, ``jobs`` runs at a time, until there is nothing, or no time, or ``most`` have begun."""
     block, stored = read_block(name), read(name)
-    make = partial(run, commit=commit_now())
-    wanted = records(
+    make = partial(execute, commit=commit_now())
+    ended = records(
         lambda: Design(block, stored).needed(), make, jobs, hours, most, lambda planned: text(planned.config)
     )
-    for number, record in enumerate(wanted, 1):
+    for number, record in enumerate(ended, 1):
         append(path_of(name), record)
         stored.append(record)
-        print(said(number, record), flush=True)
+        print(line_of(number, record), flush=True)
 
 
-def said(number: int, row: RunRecord) -> str:
+def line_of(number: int, row: RunRecord) -> str:
     """Return a line about a run that has ended."""
-    found = row.validation.get("trained")
+    accuracy = row.validation.get("trained")
     words = f"{number}: {_words(row)} lr {row.config['lr']:g}"
-    result = row.error or (f"validation {100 * found:.1f} %" if found is not None else "no validation")
+    result = row.error or (f"validation {100 * accuracy:.1f} %" if accuracy is not None else "no validation")
     return f"{words}, {row.rounds} rounds, {row.cpu_seconds:.0f} s: {result}"
 
 
@@ -87,11 +87,11 @@ def plan(name: str) -> str:
 
 def rerun(names: Sequence[str], draw: int | None) -> bool:
     """Run a random stored row again and store what was found; return whether the weights are the same."""
-    found = [row for name in names for row in read(name)]
-    if not found:
+    rows = [row for name in names for row in read(name)]
+    if not rows:
         print("no rows yet")
         return False
-    row = random.Random(draw).choice(found)
+    row = random.Random(draw).choice(rows)
     line = again(row, commit_now())
     append(path_of(RERUNS), line)
     same = "the same weights" if line.figures["same"] else "OTHER WEIGHTS"

@@ -63,7 +63,7 @@ class Contender(BaseModel):
         return next(iter(self.own), "")
 
 
-class Block(BaseModel):
+class LeaderboardBlock(BaseModel):
     """A federation, who is compared on it, and with which seeds.
 
     Attributes:
@@ -131,23 +131,23 @@ class Block(BaseModel):
         evaluated: Config = {"evaluate-every": max(1, rounds // 4) if often else 0, "evaluate.shift": often}
         schedule: Config = {"rounds": rounds, "lr-decay": decay}
         keys = {**chosen, **contender.keys} if contender.tuned_as else {**contender.keys, **chosen}
-        own: Config = {"method": contender.method or contender.name, **keys, "seed": seed}
-        return {**EVERYWHERE, **self.keys, **schedule, **evaluated, **own}
+        contender_keys: Config = {"method": contender.method or contender.name, **keys, "seed": seed}
+        return {**EVERYWHERE, **self.keys, **schedule, **evaluated, **contender_keys}
 
 
-def read_block(name: str) -> Block:
+def read_block(name: str) -> LeaderboardBlock:
     """Return a block.
 
     Raises:
-        ConfigError: There is no such block, or it names a contender that there is not.
+        ConfigError: There is no such block, or it names a contender that does not exist.
     """
     path = HERE / "blocks" / f"{name}.toml"
     if name not in NAMES:
         raise ConfigError("block", f"one of {', '.join(NAMES)}", name)
-    table, known = tomllib.loads(path.read_text(encoding="utf-8")), read_contenders()
+    table, contenders = tomllib.loads(path.read_text(encoding="utf-8")), read_contenders()
     for key in ("contenders", "beside"):
-        table[key] = _named(table.get(key, []), known, f"{path.name}: {key}")
-    return Block(name=name, **table)
+        table[key] = _named(table.get(key, []), contenders, f"{path.name}: {key}")
+    return LeaderboardBlock(name=name, **table)
 
 
 def read_contenders() -> dict[str, Contender]:
@@ -156,11 +156,11 @@ def read_contenders() -> dict[str, Contender]:
     return {name: Contender(name=name, **values) for name, values in table.items()}
 
 
-def _named(names: Sequence[str], known: Mapping[str, Contender], place: str) -> list[Contender]:
+def _named(names: Sequence[str], contenders: Mapping[str, Contender], key: str) -> list[Contender]:
     for name in names:
-        if name not in known:
-            raise ConfigError(place, f"names from contenders.toml: {', '.join(known)}", name)
-    return [known[name] for name in names]
+        if name not in contenders:
+            raise ConfigError(key, f"names from contenders.toml: {', '.join(contenders)}", name)
+    return [contenders[name] for name in names]
 
 
 def text(config: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from referee.leaderboard.blocks import TUNING, Contender
 from referee.leaderboard.drawing import SMALL, colour_of_words, heading, marks, signed, stroke_of, svg
 from referee.leaderboard.forest import DATA
 from referee.leaderboard.looks import INK, LOOKS, PAPERS
-from referee.leaderboard.measures import HOLDS, Measures
+from referee.leaderboard.measures import HOLDS, BlockResults
 from sepal.report.markdown import table
 from sepal.report.sheets import NONE
 
@@ -29,89 +29,99 @@ WIDTH, HEIGHT = 322, 250  # pixels of a panel
 SHARE = {"fedpse": "sent", "subfedavg": "not pruned", "pfedgate": "blocks on"}
 
 
-def tried(found: Measures, contender: Contender, seeds: Sequence[int]) -> dict[float, float]:
+def tried(results: BlockResults, contender: Contender, seeds: Sequence[int]) -> dict[float, float]:
     """Return value of the own key → validation accuracy of its best rate, mean over these seeds, in [0, 1].
 
     Rates that lack one of the seeds do not count, nor do values without a rate that has all.
     """
     best: dict[float, float] = {}
-    for keys in found.design.all_points(contender):
-        values = [found.design.validation(contender, keys, seed) for seed in seeds]
+    for keys in results.design.all_points(contender):
+        values = [results.design.validation(contender, keys, seed) for seed in seeds]
         if None not in values:
-            mean, value = float(np.mean([one or 0.0 for one in values])), float(keys[contender.own_key])
+            mean, value = float(np.mean([accuracy or 0.0 for accuracy in values])), float(keys[contender.own_key])
             best[value] = max(best.get(value, 0.0), mean)
     return best
 
 
-def behind(found: Measures, contender: Contender, value: float) -> tuple[float, int] | None:
-    """Return the points from the yardstick's chosen keys in the same trials, and of how many seeds: all, or the first.
+def behind(results: BlockResults, contender: Contender, value: float) -> tuple[float, int] | None:
+    """Return how many points a value is from the yardstick's chosen keys in the same trials, and over how many seeds.
 
-    None without a trial at this value.
+    The seeds are all, or the first one alone. None without a trial at this value.
     """
-    chosen = found.design.chosen(found.yardstick)
+    chosen = results.design.chosen(results.yardstick)
     for seeds in (TUNING, TUNING[:1]):
-        ours = tried(found, contender, seeds).get(value)
-        theirs = [found.design.validation(found.yardstick, chosen, seed) for seed in seeds] if chosen else [None]
-        if ours is not None and None not in theirs:
-            return 100 * (ours - float(np.mean([one or 0.0 for one in theirs]))), len(seeds)
+        accuracy = tried(results, contender, seeds).get(value)
+        yardstick_accuracies = (
+            [results.design.validation(results.yardstick, chosen, seed) for seed in seeds] if chosen else [None]
+        )
+        if accuracy is not None and None not in yardstick_accuracies:
+            return 100 * (
+                accuracy - float(np.mean([yardstick_accuracy or 0.0 for yardstick_accuracy in yardstick_accuracies]))
+            ), len(seeds)
     return None
 
 
-def published(found: Measures, name: str, value: float) -> Contender | None:
-    """Return the contender whose reported runs have this value of a method's own key; None if there are none."""
-    key = found.named(name).own_key
-    for each in found.block.everybody:
-        config = found.design.reported(each, found.block.seeds[0]) if (each.method or each.name) == name else None
-        if config and config.get(key) == value and found.whole(each):
-            return each
+def published(results: BlockResults, name: str, value: float) -> Contender | None:
+    """Return the contender whose reported runs have this value of a method's own key; None if there is none."""
+    key = results.named(name).own_key
+    for contender in results.block.everybody:
+        config = (
+            results.design.reported(contender, results.block.seeds[0])
+            if (contender.method or contender.name) == name
+            else None
+        )
+        if config and config.get(key) == value and results.whole(contender):
+            return contender
     return None
 
 
-def papers_table(found: Sequence[Measures]) -> Iterator[str]:
+def papers_table(all_results: Sequence[BlockResults]) -> Iterator[str]:
     """Yield the lines of a table of the papers' own sparsity beside what the trials chose, and what is missing."""
     lines, missing = [], 0
     for name, values in PUBLISHED.items():
         for value in values:
-            cells = [_cell(each, name, value) for each in found]
-            missing += sum(len(each.block.seeds) for each in found if published(each, name, value) is None)
-            lines.append([f"{LOOKS[name].name}, `{found[0].named(name).own_key}` = {value:g}", *cells])
-    yield from table(["points from FedAvg + fine-tuning", *(each.block.name for each in found)], lines)
+            cells = [_cell(results, name, value) for results in all_results]
+            missing += sum(
+                len(results.block.seeds) for results in all_results if published(results, name, value) is None
+            )
+            lines.append([f"{LOOKS[name].name}, `{all_results[0].named(name).own_key}` = {value:g}", *cells])
+    yield from table(["points from FedAvg + fine-tuning", *(results.block.name for results in all_results)], lines)
     yield "Where there are reported runs: test data, what a client holds. Else *trials*: validation data, the best of"
     yield "the rates tried, of one seed or three, without an interval. In brackets: what the trials chose, if it is"
     yield f"another value. Missing: {missing} reported runs."
     yield ""
 
 
-def _cell(found: Measures, name: str, value: float) -> str:
-    contender, chosen = published(found, name, value), found.design.chosen(found.named(name)) or {}
-    picked = chosen.get(found.named(name).own_key)
-    other = f" ({picked:g})" if picked is not None and picked != value else ""
-    if contender and (difference := found.difference(contender, HOLDS)):
-        return difference.text() + other
-    trial = behind(found, found.named(name), value)
+def _cell(results: BlockResults, name: str, value: float) -> str:
+    contender, chosen = published(results, name, value), results.design.chosen(results.named(name)) or {}
+    picked = chosen.get(results.named(name).own_key)
+    chosen_value = f" ({picked:g})" if picked is not None and picked != value else ""
+    if contender and (difference := results.difference(contender, HOLDS)):
+        return difference.text() + chosen_value
+    trial = behind(results, results.named(name), value)
     if trial is None:
-        return NONE + other
-    return f"*trials {signed(trial[0])}, {trial[1]} seed{'s' * (trial[1] > 1)}*{other}"
+        return NONE + chosen_value
+    return f"*trials {signed(trial[0])}, {trial[1]} seed{'s' * (trial[1] > 1)}*{chosen_value}"
 
 
-def points(found: Sequence[Measures]) -> Iterator[dict[str, Any]]:
+def points(all_results: Sequence[BlockResults]) -> Iterator[dict[str, Any]]:
     """Yield a row for each value of a density that was tried, as :func:`behind` has it."""
-    for each in found:
+    for results in all_results:
         for name in DENSITIES:
-            contender = each.named(name)
-            for value in sorted(tried(each, contender, TUNING[:1])):
-                if trial := behind(each, contender, value):
+            contender = results.named(name)
+            for value in sorted(tried(results, contender, TUNING[:1])):
+                if trial := behind(results, contender, value):
                     density = 1 - value if contender.own_key == PRUNED else value
-                    row = {"block": each.block.name, "key": name, "density": 100 * density, "mean": trial[0]}
+                    row = {"block": results.block.name, "key": name, "density": 100 * density, "mean": trial[0]}
                     yield {**row, "seeds": trial[1], "published": value in PUBLISHED[name]}
 
 
-def picture(found: Sequence[Measures]) -> str:
+def picture(all_results: Sequence[BlockResults]) -> str:
     """Return accuracy against density, a panel for each block, as SVG; empty without trials."""
-    rows = list(points(found))
+    rows = list(points(all_results))
     if not rows:
         return ""
-    panels = [_panel([row for row in rows if row["block"] == each.block.name], each) for each in found]
+    panels = [_panel([row for row in rows if row["block"] == results.block.name], results) for results in all_results]
     grid = [alt.hconcat(*panels[n : n + 2], spacing=24) for n in range(0, len(panels), 2)]
     reading = [
         "Points from FedAvg + fine-tuning on validation data, best rate tried.",
@@ -135,7 +145,7 @@ def _legend() -> Any:
     return alt.layer(marks(data, PAPERS).encode(x), words).properties(width=2 * WIDTH, height=24)
 
 
-def _panel(rows: Sequence[dict[str, Any]], found: Measures) -> Any:
+def _panel(rows: Sequence[dict[str, Any]], results: BlockResults) -> Any:
     scale = alt.Scale(domain=[FLOOR, TOP], nice=False, clamp=True)
     minus = "replace(datum.label, '-', '−')"
     y = alt.Y("mean:Q", scale=scale, axis=alt.Axis(values=[-15, -10, -5, 0], labelExpr=minus, title=None))
@@ -152,7 +162,7 @@ def _panel(rows: Sequence[dict[str, Any]], found: Measures) -> Any:
         marks(data.transform_filter("datum.seeds > 1"), PAPERS, 140).encode(x, y),
         marks(data.transform_filter("datum.seeds == 1"), PAPERS, 140, outlined=True).encode(x, y),
     ]
-    name = f"{found.block.name}: {DATA.get(str(found.block.keys['dataset']), '')}"
+    name = f"{results.block.name}: {DATA.get(str(results.block.keys['dataset']), '')}"
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading(name, "start"))
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from referee.leaderboard.blocks import BUDGETS, TUNING, Block, Config, Contender, text
+from referee.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, LeaderboardBlock, text
 from sepal.study.record import RunRecord
 from sepal.study.search import beyond, choose, two_digits
 
@@ -38,7 +38,7 @@ ALIKE = 2e-6  # means that differ by no more are equal: stored accuracies are ro
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """One run that a block needs.
 
     Attributes:
@@ -52,14 +52,14 @@ class Run:
 
 
 class Design:
-    """A block and the rows that are there. With another row, another is made.
+    """A block and its stored rows. A design does not change: a further row needs a new one.
 
     Args:
         block: The block.
         rows: Its rows.
     """
 
-    def __init__(self, block: Block, rows: Sequence[RunRecord]) -> None:
+    def __init__(self, block: LeaderboardBlock, rows: Sequence[RunRecord]) -> None:
         self.block = block
         self.rows = {text(row.config): row for row in rows}
         self._points: dict[str, list[Config]] = {}
@@ -69,65 +69,65 @@ class Design:
         """Return the row of a run; None while it is missing."""
         return self.rows.get(text(config))
 
-    def needed(self) -> Iterator[Run]:
+    def needed(self) -> Iterator[BlockRun]:
         """Yield the runs that can be run now and are missing, in their order."""
-        return (run for run in self.wanted() if self.row(run.config) is None)
+        return (run for run in self.planned_runs() if self.row(run.config) is None)
 
     def counted(self) -> list[RunRecord]:
         """Return the rows of this design, without those of an earlier one."""
-        wanted = {text(run.config) for run in self.wanted()}
-        return [row for config, row in self.rows.items() if config in wanted]
+        configs = {text(run.config) for run in self.planned_runs()}
+        return [row for config, row in self.rows.items() if config in configs]
 
-    def wanted(self) -> Iterator[Run]:
+    def planned_runs(self) -> Iterator[BlockRun]:
         """Yield the runs that are known to belong to the block, in their order; some twice."""
         name = self.block.name
         for contender in self.block.contenders:
             for keys, seed in self.trials(contender):
-                yield Run(name, contender.name, "trial", self.block.config(contender, keys, seed))
+                yield BlockRun(name, contender.name, "trial", self.block.config(contender, keys, seed))
         for seed in self.block.seeds:
             for contender in self.block.everybody:
                 if (config := self.reported(contender, seed)) is not None:
-                    yield Run(name, contender.name, "rounds", config)
+                    yield BlockRun(name, contender.name, "rounds", config)
         for seed in self.block.seeds:
             for contender in self.block.contenders:
                 for budget in BUDGETS:
                     if config := self.at_bytes(contender, budget, seed):
-                        yield Run(name, contender.name, "bytes", config)
+                        yield BlockRun(name, contender.name, "bytes", config)
 
     def reported(self, contender: Contender, seed: int) -> Config | None:
-        """Return the keys of a run of as many rounds as everybody's; None until its trials have ended."""
+        """Return the keys of a run with the block's number of rounds; None until its trials have ended."""
         keys = self.chosen(contender)
         return None if keys is None else self.block.config(contender, keys, seed)
 
     def at_bytes(self, contender: Contender, budget: float, seed: int) -> Config | None:
-        """Return the keys of a run within a budget; None if it buys no round, or that is not known yet."""
+        """Return the keys of a run within a budget; None if the budget buys no round, or if that is not known yet."""
         rounds, keys = self.bought(contender, budget), self.chosen(contender)
         return self.block.config(contender, keys, seed, rounds) if rounds and keys else None
 
     def bought(self, contender: Contender, budget: float) -> int | None:
         """Return the rounds that a share of dense FedAvg's bytes buys, at most the block's; None if not known yet.
 
-        They are the least over the seeds, of as many as the contender's reported run had within the budget, and as many
-        as that buys at its mean bytes a round: some methods send less at the beginning, and others at the end. The
-        closing download is paid from the budget, too. The first round counts as it was: it has no download, because
-        clients draw the first model themselves.
+        It is the least over all seeds of two counts: the rounds that the contender's reported run ended within the
+        budget, and the rounds that the budget buys at that run's mean bytes a round. Some methods send less at the
+        beginning, and others at the end. The closing download is paid from the budget, too. The first round counts as
+        it was: it has no download, because clients draw the first model themselves.
         """
-        found = [self._bought(contender, budget, seed) for seed in self.block.seeds]
-        known = [rounds for rounds in found if rounds is not None]
-        return min(known) if len(known) == len(found) else None
+        rounds_by_seed = [self._bought(contender, budget, seed) for seed in self.block.seeds]
+        bought = [rounds for rounds in rounds_by_seed if rounds is not None]
+        return min(bought) if len(bought) == len(rounds_by_seed) else None
 
     def _bought(self, contender: Contender, budget: float, seed: int) -> int | None:
-        mine, limit = self._reported_row(contender, seed), self.limit(budget, seed)
-        if not mine or not mine.spent or limit is None:
+        reported, limit = self._reported_row(contender, seed), self.limit(budget, seed)
+        if not reported or not reported.spent or limit is None:
             return None
-        spent, limit = mine.spent, limit * (1 + 1e-9)
+        spent, limit = reported.spent, limit * (1 + 1e-9)
         later = (spent[-1] - spent[0]) / max(1, len(spent) - 1)
         at_mean = 1 + int(max(0.0, limit - spent[0]) / later) if later else self.block.rounds
         return min(sum(1 for so_far in spent if so_far <= limit), at_mean)
 
     def limit(self, budget: float, seed: int) -> float | None:
         """Return the MB of a share of what dense FedAvg spends with a seed; None if not known yet."""
-        dense = next(each for each in self.block.contenders if each.name == self.block.dense)
+        dense = next(contender for contender in self.block.contenders if contender.name == self.block.dense)
         whole = self._reported_row(dense, seed)
         return budget * whole.spent[-1] if whole and whole.spent else None
 
@@ -138,7 +138,7 @@ class Design:
     def chosen(self, contender: Contender) -> Config | None:
         """Return the rate and the own key that its trials have chosen; None until they have ended."""
         if contender.tuned_as:
-            return self.chosen(next(each for each in self.block.contenders if each.name == contender.tuned_as))
+            return self.chosen(next(tuned for tuned in self.block.contenders if tuned.name == contender.tuned_as))
         if contender.name not in self._chosen:
             self._chosen[contender.name] = self._choose(contender)
         return self._chosen[contender.name]
@@ -157,7 +157,7 @@ class Design:
         return tried, best
 
     def further(self, contender: Contender) -> Config | None:
-        """Return the point beyond the own key's end at which the best finalist is; None without one, or not yet."""
+        """Return the point beyond the end of its own key at which the best finalist is; None without, or not yet."""
         best, key = self._best_mean(contender, self.finalists(contender)), contender.own_key
         if best is None or not key:
             return None
@@ -166,22 +166,23 @@ class Design:
         return {**best, key: contender.beyond[end]} if end in contender.beyond else None
 
     def _best_mean(self, contender: Contender, points: Sequence[Config]) -> Config | None:
-        known = [(keys, mean) for keys in points if (mean := self.mean(contender, keys)) is not None]
-        if not known or len(known) < len(points):
+        pairs = [(keys, mean) for keys in points if (mean := self.mean(contender, keys)) is not None]
+        if not pairs or len(pairs) < len(points):
             return None
-        chosen = choose(known, itemgetter(1), lambda one: one[0]["lr"], lambda best, one: one[1] >= best[1] - ALIKE)
+        chosen = choose(pairs, itemgetter(1), lambda pair: pair[0]["lr"], lambda best, pair: pair[1] >= best[1] - ALIKE)
         return chosen[0]
 
     def mean(self, contender: Contender, keys: Config) -> float | None:
         """Return the mean validation accuracy over the tuning seeds; None if one is missing."""
         values = [self.validation(contender, keys, seed) for seed in TUNING]
-        there = [value for value in values if value is not None]
-        return sum(there) / len(there) if len(there) == len(values) else None
+        accuracies = [value for value in values if value is not None]
+        return sum(accuracies) / len(accuracies) if len(accuracies) == len(values) else None
 
     def finalists(self, contender: Contender) -> list[Config]:
         """Return the best points with the first seed, the best first; empty until all have ended.
 
-        They are three, and three more of other rates where these have one; or all.
+        These are three, and three more with other rates if the first three share one rate. Of a contender whose search
+        the block doubts, they are all points.
         """
         points = self.points(contender)
         values = {text(keys): self.validation(contender, keys, TUNING[0]) for keys in points}
@@ -224,7 +225,7 @@ class Design:
         best = self._best(contender, points)
         if best is None:
             return points
-        points += [{**best, **other} for other in others] if others else self._around(best, points)
+        points += [{**best, **own_value} for own_value in others] if others else self._around(best, points)
         best = self._best(contender, points)
         return points if best is None else points + self._around(best, points)
 
@@ -232,21 +233,21 @@ class Design:
         values = [self.validation(contender, keys, TUNING[0]) for keys in points]
         if None in values:
             return None
-        known = [(value or 0.0, keys) for value, keys in zip(values, points, strict=True)]
-        return choose(known, itemgetter(0), lambda one: one[1]["lr"])[1]
+        pairs = [(value or 0.0, keys) for value, keys in zip(values, points, strict=True)]
+        return choose(pairs, itemgetter(0), lambda pair: pair[1]["lr"])[1]
 
     def _around(self, best: Config, points: Sequence[Config]) -> list[Config]:
         tried = {text(keys) for keys in points}
         grid = sorted({*self.block.rates, *(keys["lr"] for keys in points)})
-        place = grid.index(best["lr"])
-        lower = grid[place - 1] if place else beyond(grid[0], grid) or grid[0]
-        upper = grid[place + 1] if place + 1 < len(grid) else beyond(grid[-1], grid) or grid[-1]
-        found = []
+        index = grid.index(best["lr"])
+        lower = grid[index - 1] if index else beyond(grid[0], grid) or grid[0]
+        upper = grid[index + 1] if index + 1 < len(grid) else beyond(grid[-1], grid) or grid[-1]
+        nearby = []
         for rate in (lower, upper):
             near = {**best, "lr": rate}
             middle = {**best, "lr": two_digits(math.sqrt(rate * best["lr"]))}
-            found.append(middle if text(near) in tried else near)
-        return found
+            nearby.append(middle if text(near) in tried else near)
+        return nearby
 
     def validation(self, contender: Contender, keys: Config, seed: int) -> float | None:
         """Return a trial's validation accuracy, 0 if it ended with an error; None while it is missing."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import altair as alt
 
-from referee.leaderboard.looks import GREY, GROUND, INK, Look
+from referee.leaderboard.looks import GREY, GROUND, INK, ContenderLook
 from sepal.report.figure import VEGA_LITE
 from sepal.report.frontier import CONFIG, coloured
 
@@ -26,35 +26,35 @@ FONTS: dict[str, Any] = {
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-def colours(looks: Mapping[str, Look], of_words: bool = False) -> alt.Scale:
+def colours(looks: Mapping[str, ContenderLook], of_words: bool = False) -> alt.Scale:
     """Return the colours by ``key``; words of what is grey are in ink, which is read better."""
     names = [INK if of_words and look.colour == GREY else look.colour for look in looks.values()]
     return alt.Scale(domain=list(looks), range=names)
 
 
-def stroke_of(looks: Mapping[str, Look]) -> alt.Stroke:
+def stroke_of(looks: Mapping[str, ContenderLook]) -> alt.Stroke:
     """Return the colour of lines by the rows' ``key``."""
     return alt.Stroke("key:N", legend=None, scale=colours(looks))
 
 
-def colour_of_words(looks: Mapping[str, Look]) -> alt.Color:
+def colour_of_words(looks: Mapping[str, ContenderLook]) -> alt.Color:
     """Return the colour of words by the rows' ``key``."""
     return alt.Color("key:N", legend=None, scale=colours(looks, of_words=True))
 
 
-def marks(data: alt.Chart, looks: Mapping[str, Look], size: int = 150, outlined: bool = False) -> alt.Chart:
+def marks(data: alt.Chart, looks: Mapping[str, ContenderLook], size: int = 150, outlined: bool = False) -> alt.Chart:
     """Return a chart of marks with the looks of the rows' ``key``, or of their outlines only."""
     keys = list(looks)
     fill = alt.Scale(domain=keys, range=[look.colour if look.filled else GROUND for look in looks.values()])
     shape = alt.Scale(domain=keys, range=[look.shape for look in looks.values()])
     filling: Any = alt.value(GROUND) if outlined else alt.Fill("key:N", scale=fill, legend=None)
-    found: alt.Chart = data.mark_point(size=size, opacity=1, strokeWidth=2).encode(
+    chart: alt.Chart = data.mark_point(size=size, opacity=1, strokeWidth=2).encode(
         stroke_of(looks), alt.Shape("key:N", scale=shape, legend=None), fill=filling
     )
-    return found
+    return chart
 
 
-def named_text(data: alt.Chart, looks: Mapping[str, Look], x: Any, y: Any, **keys: Any) -> Iterator[alt.Chart]:
+def named_text(data: alt.Chart, looks: Mapping[str, ContenderLook], x: Any, y: Any, **keys: Any) -> Iterator[alt.Chart]:
     """Yield the rows' ``name`` in the colour of their ``key``, on a ground that hides lines behind it."""
     words = {"fontSize": LARGE, "fontWeight": 600, "baseline": "middle", **keys}
     yield data.mark_text(**words, stroke=GROUND, strokeWidth=5).encode(x, y, alt.Text("name:N"))
@@ -62,15 +62,15 @@ def named_text(data: alt.Chart, looks: Mapping[str, Look], x: Any, y: Any, **key
 
 
 def text(words: str, x: float, y: float, colour: str = INK, align: Any = "left") -> alt.Chart:
-    """Return words at a place of a panel, in pixels from its upper left corner."""
+    """Return words at (x, y) of a panel, in pixels from its upper left corner."""
     data = alt.Chart(alt.InlineData(values=[{}]))
     look: Any = {"fontSize": LARGE, "fontWeight": 600, "baseline": "middle", "align": align, "color": colour}
-    found: alt.Chart = data.mark_text(text=words, **look).encode(x=alt.value(x), y=alt.value(y))
-    return found
+    chart: alt.Chart = data.mark_text(text=words, **look).encode(x=alt.value(x), y=alt.value(y))
+    return chart
 
 
 def heading(words: str, anchor: Any = "middle") -> alt.TitleParams:
-    """Return the title of a panel; its lines are apart by a line break."""
+    """Return the title of a panel; line breaks in ``words`` separate its lines."""
     return alt.TitleParams(words.split("\n"), fontSize=SMALL, anchor=anchor, color=INK, fontWeight=600)
 
 

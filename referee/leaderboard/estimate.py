@@ -19,9 +19,9 @@ def seconds(design: Design, contender: Contender) -> float:
     """Return the CPU seconds of a trial: the mean of those that are there, or an estimate."""
     names, method = {contender.name, contender.tuned_as}, contender.method or contender.name
     trials = (row for row in design.rows.values() if row.labels["kind"] == "trial" and row.labels["contender"] in names)
-    found = [row.cpu_seconds for row in trials if not row.error]
+    durations = [row.cpu_seconds for row in trials if not row.error]
     guess = FACTORS.get(method, 1.0) * (NARROW if "width" in contender.keys else 1.0)
-    return fmean(found) if found else MEASURED.get(design.block.name, 30.0) * guess
+    return fmean(durations) if durations else MEASURED.get(design.block.name, 30.0) * guess
 
 
 def hours_whole(design: Design) -> float:
@@ -40,7 +40,7 @@ def _runs(design: Design, contender: Contender) -> float:
     seeds, rounds = len(design.block.seeds), design.block.rounds
     bought = 0.0
     for budget in () if contender.tuned_as else BUDGETS:
-        known = design.bought(contender, budget)
-        share = budget if known is None else known / rounds
+        rounds_bought = design.bought(contender, budget)
+        share = budget if rounds_bought is None else rounds_bought / rounds
         bought += share if share < 1 else 0.0
     return design.tried(contender) + seeds * REPORTED * (1 + bought)

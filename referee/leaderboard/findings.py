@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from referee.leaderboard.blocks import Contender
-from referee.leaderboard.measures import DEPLOYED, HOLDS, SENT_SHIFT, SHIFT, Measure, Measures, corrected
-from referee.leaderboard.points import Point, nearest
+from referee.leaderboard.measures import DEPLOYED, HOLDS, SENT_SHIFT, SHIFT, AccuracyMeasure, BlockResults, corrected
+from referee.leaderboard.points import FrontierPoint, nearest
 from sepal.strategies import registry
 from sepal.study.statistics import LEVEL, Interval
 
@@ -31,43 +31,56 @@ NAMES = {
 }
 
 
-def compared_blocks(found: Sequence[Measures]) -> list[Measures]:
+def compared_blocks(all_results: Sequence[BlockResults]) -> list[BlockResults]:
     """Return the blocks of advice and pictures: finished, with FedAvg and FedAvg + fine-tuning of all seeds."""
-    same = [each for each in found if each.finished and each.block.yardstick == "fedavg-ft"]
-    return [each for each in same if each.whole(each.yardstick) and each.whole(each.named(each.block.dense))]
+    same = [results for results in all_results if results.finished and results.block.yardstick == "fedavg-ft"]
+    return [
+        results
+        for results in same
+        if results.whole(results.yardstick) and results.whole(results.named(results.block.dense))
+    ]
 
 
-def alone(found: Measures, measure: Measure = HOLDS) -> Contender | None:
+def alone(results: BlockResults, measure: AccuracyMeasure = HOLDS) -> Contender | None:
     """Return the best of those that train alone."""
-    there = (each for each in found.block.contenders if (each.method or each.name) in ("local", "local-width"))
-    known = [(difference.mean, each) for each in there if (difference := found.difference(each, measure))]
-    return max(known, key=lambda pair: pair[0])[1] if known else None
+    lonely = (
+        contender
+        for contender in results.block.contenders
+        if (contender.method or contender.name) in ("local", "local-width")
+    )
+    pairs = [
+        (difference.mean, contender) for contender in lonely if (difference := results.difference(contender, measure))
+    ]
+    return max(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
 
 def verdicts(
-    found: Sequence[Measures], same: Sequence[Measures], to_dense: bool = False, measure: Measure = HOLDS
+    all_results: Sequence[BlockResults],
+    compared: Sequence[BlockResults],
+    to_dense: bool = False,
+    measure: AccuracyMeasure = HOLDS,
 ) -> dict[str, Named]:
     """Return kind of verdict → contender → blocks, of all that were named before the runs, after Holm's correction.
 
-    Where a seed collapsed, the contender's or that of whom it is compared with, there is no verdict.
+    There is no verdict where a seed of the contender, or of the one that it is compared with, has collapsed.
 
     Args:
-        found: All blocks: Holm's family is that of all.
-        same: The blocks that are compared.
+        all_results: All blocks: Holm's family is that of all.
+        compared: The blocks that are compared.
         to_dense: Compare with FedAvg instead of FedAvg + fine-tuning.
         measure: What is compared: what a client holds, or what both sides deploy.
     """
     kinds: dict[str, Named] = {kind: {} for kind in ("leads", "deficits", "undecided", FALLEN, FAILED)}
-    known = corrected(found, to_dense, measure)
-    for each in same:
-        reference = each.named(each.block.dense) if to_dense else each.yardstick
-        for name in each.block.tested:
-            contender, words = each.named(name), each.block.name
-            difference, p = known.get((each.block.name, name, measure), (None, None))
+    tests = corrected(all_results, to_dense, measure)
+    for results in compared:
+        reference = results.named(results.block.dense) if to_dense else results.yardstick
+        for name in results.block.tested:
+            contender, words = results.named(name), results.block.name
+            difference, p = tests.get((results.block.name, name, measure), (None, None))
             if difference is None or p is None:
                 kind = FAILED
-            elif each.collapsed(contender) or each.collapsed(reference):
-                kind, without = FALLEN, each.without_collapsed(contender, reference, measure)
+            elif results.collapsed(contender) or results.collapsed(reference):
+                kind, without = FALLEN, results.without_collapsed(contender, reference, measure)
                 words += f"; without it {without.text()}" if without else ""
             else:
                 kind = "undecided" if p >= LEVEL else "leads" if difference.mean > 0 else "deficits"
@@ -77,52 +90,54 @@ def verdicts(
 
 def without(named: Named, others: Named) -> Named:
     """Return each contender's blocks that ``others`` do not name."""
-    found = {name: [block for block in blocks if block not in others.get(name, [])] for name, blocks in named.items()}
-    return {name: blocks for name, blocks in found.items() if blocks}
+    remaining = {
+        name: [block for block in blocks if block not in others.get(name, [])] for name, blocks in named.items()
+    }
+    return {name: blocks for name, blocks in remaining.items() if blocks}
 
 
-def tuned_shift(found: Measures) -> Interval | None:
+def tuned_shift(results: BlockResults) -> Interval | None:
     """Return what fine-tuning changes under full shift: the same run's two views."""
-    return found.between((found.yardstick, SHIFT), (found.yardstick, SENT_SHIFT))
+    return results.between((results.yardstick, SHIFT), (results.yardstick, SENT_SHIFT))
 
 
-def share(found: Measures, name: str) -> float | None:
+def share(results: BlockResults, name: str) -> float | None:
     """Return the bytes of a contender's reported runs, as a share of the yardstick's."""
-    ours, whole = found.megabytes(found.named(name)), found.megabytes(found.yardstick)
-    return ours / whole if ours is not None and whole else None
+    sent, whole = results.megabytes(results.named(name)), results.megabytes(results.yardstick)
+    return sent / whole if sent is not None and whole else None
 
 
 class Findings:
     """What the finished blocks say, for templates.
 
     Attributes:
-        found: All blocks.
-        same: Those that are compared.
+        all_results: All blocks.
+        compared: Those that are compared.
         har: The block of README's table; None until it is finished.
     """
 
-    def __init__(self, found: Sequence[Measures]) -> None:
-        self.found, self.same = found, compared_blocks(found)
-        self.har = next((each for each in found if each.block.name == HAR and each.finished), None)
+    def __init__(self, all_results: Sequence[BlockResults]) -> None:
+        self.all_results, self.compared = all_results, compared_blocks(all_results)
+        self.har = next((results for results in all_results if results.block.name == HAR and results.finished), None)
 
     @cached_property
     def tuned(self) -> dict[str, Named]:
         """Verdicts in what a client holds, to FedAvg + fine-tuning."""
-        return verdicts(self.found, self.same)
+        return verdicts(self.all_results, self.compared)
 
     @cached_property
     def plain(self) -> dict[str, Named]:
         """The same to FedAvg."""
-        return verdicts(self.found, self.same, to_dense=True)
+        return verdicts(self.all_results, self.compared, to_dense=True)
 
     @cached_property
     def deployed(self) -> dict[str, Named]:
         """Verdicts in what is deployed, to FedAvg."""
-        return verdicts(self.found, self.same, to_dense=True, measure=DEPLOYED)
+        return verdicts(self.all_results, self.compared, to_dense=True, measure=DEPLOYED)
 
     @property
-    def told(self) -> list[str]:
-        """The kinds of verdicts that are told: those that there are, leads and deficits always."""
+    def verdict_kinds(self) -> list[str]:
+        """The kinds of verdicts that the page names: leads and deficits always, others if there are any."""
         return [kind for kind in self.tuned if self.tuned[kind] or kind in ("leads", "deficits")]
 
     @property
@@ -133,7 +148,7 @@ class Findings:
         return f"Ahead of FedAvg + fine-tuning: {leads}" if leads else none
 
     def sides(self, kind: str) -> dict[str, Named]:
-        """Return of whom a verdict holds: of both references, or of one only."""
+        """Return the contenders of a verdict by the references to which it holds: both, or one only."""
         tuned, plain = self.tuned[kind], self.plain[kind]
         only = without(tuned, plain)
         sides = {"both": without(tuned, only), "with it only": only, "without it only": without(plain, tuned)}
@@ -155,55 +170,60 @@ class Findings:
     @property
     def tests(self) -> int:
         """Tests of the blocks that are compared."""
-        return sum(len(each.block.tested) for each in self.same)
+        return sum(len(results.block.tested) for results in self.compared)
 
     @property
     def planned(self) -> int:
         """Tests of all blocks."""
-        return sum(len(each.block.tested) for each in self.found)
+        return sum(len(results.block.tested) for results in self.all_results)
 
-    def each(self, what: str) -> str:
+    def by_block(self, figure: str) -> str:
         """Return a figure of each compared block, by the name of a function of this class: ``−1.0 […] (a), …``."""
-        words: Callable[[Measures], str] = getattr(self, what)
-        return ", ".join(f"{words(each)} ({each.block.name})" for each in self.same)
+        words: Callable[[BlockResults], str] = getattr(self, figure)
+        return ", ".join(f"{words(results)} ({results.block.name})" for results in self.compared)
 
-    def shift(self, each: Measures) -> str:
+    def shift(self, results: BlockResults) -> str:
         """Return what fine-tuning changes under full shift."""
-        return _text(tuned_shift(each))
+        return _text(tuned_shift(results))
 
-    def shift_mean(self, each: Measures) -> str:
+    def shift_mean(self, results: BlockResults) -> str:
         """Return the same without its interval."""
-        return _text(tuned_shift(each)).partition(" ")[0]
+        return _text(tuned_shift(results)).partition(" ")[0]
 
     @property
     def shift_sign(self) -> str:
         """``−`` if fine-tuning is worse under full shift in every block, ``+`` if it is better; else empty."""
-        found = map(tuned_shift, self.same)
-        signs = {"+" if one and one.low > 0 else "−" if one and one.high < 0 else "" for one in found}
+        intervals = map(tuned_shift, self.compared)
+        signs = {
+            "+" if interval and interval.low > 0 else "−" if interval and interval.high < 0 else ""
+            for interval in intervals
+        }
         return signs.pop() if len(signs) == 1 else "" if signs else "−"
 
-    def local(self, each: Measures) -> str:
+    def local(self, results: BlockResults) -> str:
         """Return how far the better of those that train alone is behind."""
-        best = alone(each)
-        return _text(each.difference(best, HOLDS) if best else None)
+        best = alone(results)
+        return _text(results.difference(best, HOLDS) if best else None)
 
-    def local_mean(self, each: Measures) -> str:
+    def local_mean(self, results: BlockResults) -> str:
         """Return the same without its interval."""
-        return self.local(each).partition(" ")[0]
+        return self.local(results).partition(" ")[0]
 
-    def epochs(self, each: Measures) -> str:
+    def epochs(self, results: BlockResults) -> str:
         """Return the local epochs of the yardstick's closing round."""
-        return str((each.design.chosen(each.yardstick) or {}).get(each.yardstick.own_key, "–"))
+        return str((results.design.chosen(results.yardstick) or {}).get(results.yardstick.own_key, "–"))
 
     @property
     def shares(self) -> list[float]:
         """The bytes of compressed fine-tuning, as shares of fine-tuning's, by block."""
-        return [found for each in self.same if (found := share(each, RIVAL)) is not None]
+        return [sent for results in self.compared if (sent := share(results, RIVAL)) is not None]
 
     @property
     def lost(self) -> list[float]:
         """What compressed fine-tuning deploys less than fine-tuning, by block."""
-        return [-rival.mean for each in self.same if (rival := each.difference(each.named(RIVAL), DEPLOYED))]
+        return [
+            -rival.mean for results in self.compared if (rival := results.difference(results.named(RIVAL), DEPLOYED))
+        ]
 
     @property
     def cheap(self) -> bool:
@@ -217,69 +237,82 @@ class Findings:
             return "no figure yet"
         return f"{NAMES[RIVAL]} sends {_span(self.shares)} % of the bytes and loses {_span(self.lost)} points"
 
-    def rival(self, each: Measures) -> str:
+    def rival(self, results: BlockResults) -> str:
         """Return what compressed fine-tuning deploys, and for which share of the bytes."""
-        difference, sent = each.difference(each.named(RIVAL), DEPLOYED), share(each, RIVAL)
+        difference, sent = results.difference(results.named(RIVAL), DEPLOYED), share(results, RIVAL)
         return f"{difference.text()} for {100 * sent:.1f} %" if difference and sent is not None else "–"
 
-    def fewest(self, each: Measures) -> str:
+    def fewest(self, results: BlockResults) -> str:
         """Return the cheapest run that deploys at most a point less."""
-        near = nearest(each, measure=DEPLOYED)
+        near = nearest(results, measure=DEPLOYED)
         return f"`{near[0].entry.label}` {100 * _part(near):.1f} %" if near else "none"
 
-    def fedstc(self, each: Measures) -> str:
+    def fedstc(self, results: BlockResults) -> str:
         """Return what FedSTC's cheapest run whose clients hold a model within a point deploys; else its trials' one."""
-        near = nearest(each, "fedstc")
-        contender, budget = (near[0].contender, near[0].budget) if near else (each.named("fedstc"), 0.0)
-        difference = each.difference(contender, DEPLOYED, budget)
+        near = nearest(results, "fedstc")
+        contender, budget = (near[0].contender, near[0].budget) if near else (results.named("fedstc"), 0.0)
+        difference = results.difference(contender, DEPLOYED, budget)
         return f"{difference.text()} with `{near[0].entry.label if near else contender.name}`" if difference else "–"
 
-    def fedpse(self, each: Measures) -> str:
+    def fedpse(self, results: BlockResults) -> str:
         """Return FedPSE's share of the bytes, or how far the best model that it deploys after all rounds is behind."""
-        if near := nearest(each, "fedpse", DEPLOYED):
+        if near := nearest(results, "fedpse", DEPLOYED):
             return f"{100 * _part(near):.1f} %"
-        runs = [one for one in each.block.everybody if (one.method or one.name) == "fedpse"]
-        behind = [difference for one in runs if (difference := each.difference(one, DEPLOYED))]
-        return f"none, at best {max(behind, key=lambda one: one.mean).text()}" if behind else "–"
+        runs = [contender for contender in results.block.everybody if (contender.method or contender.name) == "fedpse"]
+        behind = [difference for contender in runs if (difference := results.difference(contender, DEPLOYED))]
+        return f"none, at best {max(behind, key=lambda difference: difference.mean).text()}" if behind else "–"
 
     def cheapest_keys(self) -> dict[str, Contender]:
-        """Return those of the fewest bytes whose name is no method's, by name."""
-        there = (near[0].contender for each in self.same if (near := nearest(each, measure=DEPLOYED)))
-        return {one.name: one for one in there if one.method and one.method != one.name}
+        """Return the contenders of the cheapest runs whose name is not that of a method, by name."""
+        contenders = (near[0].contender for results in self.compared if (near := nearest(results, measure=DEPLOYED)))
+        return {
+            contender.name: contender
+            for contender in contenders
+            if contender.method and contender.method != contender.name
+        }
 
     def from_dense(self, name: str, block: str) -> str:
         """Return a deployed model's difference to FedAvg's, in points: ``+4.1``."""
-        each = next(one for one in self.same if one.block.name == block)
-        return _text(each.difference(each.named(name), DEPLOYED, to=each.block.dense)).partition(" ")[0]
+        results = next(results for results in self.compared if results.block.name == block)
+        return _text(results.difference(results.named(name), DEPLOYED, to=results.block.dense)).partition(" ")[0]
 
     @property
     def leaning(self) -> tuple[int, int] | None:
         """How many of the undecided have an interval below and above 0 before the correction; None without any."""
-        blocks = {each.block.name: each for each in self.same}
+        blocks = {results.block.name: results for results in self.compared}
         pairs = ((blocks[name], who) for who, names in self.tuned["undecided"].items() for name in names)
-        found = [difference for each, who in pairs if (difference := each.difference(each.named(who), HOLDS))]
-        return (sum(each.high < 0 for each in found), sum(each.low > 0 for each in found)) if found else None
+        differences = [
+            difference for results, who in pairs if (difference := results.difference(results.named(who), HOLDS))
+        ]
+        return (
+            (
+                sum(difference.high < 0 for difference in differences),
+                sum(difference.low > 0 for difference in differences),
+            )
+            if differences
+            else None
+        )
 
     @property
     def sparsity(self) -> dict[str, list[str]]:
         """Own key → how sparse the trials made those that are tested: ``0.5 (a)``."""
-        found: dict[str, list[str]] = {}
-        for each in self.same:
-            for contender in map(each.named, each.block.tested):
-                keys, key = each.design.chosen(contender), contender.own_key
+        by_key: dict[str, list[str]] = {}
+        for results in self.compared:
+            for contender in map(results.named, results.block.tested):
+                keys, key = results.design.chosen(contender), contender.own_key
                 if keys and key in SPARSITY:
-                    found.setdefault(key, []).append(f"{keys[key]:g} ({each.block.name})")
-        return found
+                    by_key.setdefault(key, []).append(f"{keys[key]:g} ({results.block.name})")
+        return by_key
 
-    def untested(self) -> Iterator[tuple[Measures, dict[str, list[str]]]]:
+    def untested(self) -> Iterator[tuple[BlockResults, dict[str, list[str]]]]:
         """Yield each finished block without planned tests, with kind of verdict → contenders and differences."""
-        for each in self.found:
-            if each.finished and not each.block.tested:
-                yield each, _kinds(each)
+        for results in self.all_results:
+            if results.finished and not results.block.tested:
+                yield results, _kinds(results)
 
-    def held(self, name: str) -> str:
+    def held_figure(self, name: str) -> str:
         """Return README's figure of a contender: what a client holds, and MB of each."""
-        return _held(self.har, name) if self.har else "–"
+        return _held_figure(self.har, name) if self.har else "–"
 
     def papers(self) -> Iterator[dict[str, Any]]:
         """Yield README's row of each paper's method."""
@@ -289,24 +322,29 @@ class Findings:
             contender = har.named(name)
             keys, key = har.design.chosen(contender), contender.own_key
             chosen = f"; `{key}` = {keys[key]:g}" if keys and key else ""
-            yield {"method": name, "source": registry.get(name).source, "held": self.held(name), "chosen": chosen}
+            yield {
+                "method": name,
+                "source": registry.get(name).source,
+                "held": self.held_figure(name),
+                "chosen": chosen,
+            }
 
 
-def _held(found: Measures, name: str) -> str:
-    contender = found.named(name)
-    figure, megabytes = found.figure(contender, HOLDS), found.megabytes(contender)
+def _held_figure(results: BlockResults, name: str) -> str:
+    contender = results.named(name)
+    figure, megabytes = results.figure(contender, HOLDS), results.megabytes(contender)
     if figure is None or megabytes is None:
-        return f"only {found.failed(contender)} ended well"
-    clients = len(next(iter(found.by_seed(contender, HOLDS).values())))
+        return f"only {results.failed(contender)} ended well"
+    clients = len(next(iter(results.by_seed(contender, HOLDS).values())))
     return f"{figure.words(' %')}, {megabytes / clients:.2g} MB"
 
 
-def _kinds(each: Measures) -> dict[str, list[str]]:
+def _kinds(results: BlockResults) -> dict[str, list[str]]:
     kinds: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": [], FALLEN: []}
-    for contender in each.block.contenders:
-        difference = None if contender is each.yardstick else each.difference(contender, HOLDS)
-        if difference and each.collapsed(contender):
-            rest = each.without_collapsed(contender, each.yardstick)
+    for contender in results.block.contenders:
+        difference = None if contender is results.yardstick else results.difference(contender, HOLDS)
+        if difference and results.collapsed(contender):
+            rest = results.without_collapsed(contender, results.yardstick)
             kinds[FALLEN].append(contender.name + (f"; without that seed {rest.text()}" if rest else ""))
         elif difference:
             kind = "ahead" if difference.low > 0 else "behind" if difference.high < 0 else "undecided"
@@ -325,5 +363,5 @@ def _span(values: Sequence[float]) -> str:
     return " to ".join(ends) if min(whole) < 0 else "–".join(ends)
 
 
-def _part(near: tuple[Point, Point]) -> float:
+def _part(near: tuple[FrontierPoint, FrontierPoint]) -> float:
     return near[0].entry.megabytes / near[1].entry.megabytes

@@ -11,7 +11,7 @@ from referee.leaderboard.blocks import Contender
 from referee.leaderboard.drawing import LARGE, SMALL, colour_of_words, heading, marks, signed, stroke_of, svg
 from referee.leaderboard.findings import alone
 from referee.leaderboard.looks import INK, LINE, LOOKS
-from referee.leaderboard.measures import HOLDS, Measures
+from referee.leaderboard.measures import HOLDS, BlockResults
 from sepal.study.statistics import Interval
 
 ORDER = (  # of the rows, the same in all pictures
@@ -24,30 +24,30 @@ LINE_HEIGHT = 34  # pixels of a row
 NAMES, BYTES, ACROSS = 172, 118, 440  # pixels of the columns of names and bytes, and of all blocks together
 
 
-def row_of(found: Measures, key: str) -> Contender | None:
+def row_of(results: BlockResults, key: str) -> Contender | None:
     """Return a block's contender of a row: the better of those that train alone, or the one of the smallest width."""
     if key == "local":
-        return alone(found)
+        return alone(results)
     names = (key, f"{key}-narrow")
-    return next((each for each in found.block.contenders if each.name in names), None)
+    return next((contender for contender in results.block.contenders if contender.name in names), None)
 
 
-def cells(found: Sequence[Measures]) -> Iterator[dict[str, Any]]:
+def cells(all_results: Sequence[BlockResults]) -> Iterator[dict[str, Any]]:
     """Yield a cell for each row and block: the difference to the yardstick in what a client holds, with its interval.
 
     Differences are in points. ``off`` says that the mean is below what is drawn, ``fell`` that a seed has collapsed.
     """
-    for each in found:
+    for results in all_results:
         for key in ORDER:
-            contender = row_of(each, key)
-            if contender is None or contender is each.yardstick:
+            contender = row_of(results, key)
+            if contender is None or contender is results.yardstick:
                 continue
-            if difference := each.difference(contender, HOLDS):
+            if difference := results.difference(contender, HOLDS):
                 yield {
-                    "block": each.block.name,
+                    "block": results.block.name,
                     "key": key,
                     **_points(difference),
-                    "fell": bool(each.collapsed(contender)),
+                    "fell": bool(results.collapsed(contender)),
                 }
 
 
@@ -57,35 +57,38 @@ def _points(difference: Interval) -> dict[str, Any]:
     return {"mean": mean, "low": max(low, FLOOR), "high": min(high, TOP), "cut": low < FLOOR or high > TOP, "off": off}
 
 
-def shares(found: Sequence[Measures], key: str) -> str:
+def shares(all_results: Sequence[BlockResults], key: str) -> str:
     """Return the bytes of a row in per cent of dense FedAvg's: ``2–9 %``, over blocks."""
     sent = []
-    for each in found:
-        contender, dense = row_of(each, key), each.megabytes(each.named(each.block.dense))
-        ours = each.megabytes(contender) if contender else None
-        sent += [round(100 * ours / dense)] if ours is not None and dense else []
+    for results in all_results:
+        contender, dense = row_of(results, key), results.megabytes(results.named(results.block.dense))
+        megabytes = results.megabytes(contender) if contender else None
+        sent += [round(100 * megabytes / dense)] if megabytes is not None and dense else []
     ends = list(dict.fromkeys((min(sent), max(sent)))) if sent else []
     return f"{'–'.join(map(str, ends))} %" if ends else ""
 
 
-def picture(found: Sequence[Measures], title: str, reading: Sequence[str]) -> str:
+def picture(all_results: Sequence[BlockResults], title: str, reading: Sequence[str]) -> str:
     """Return the picture as SVG, which follows the reader's light or dark settings; empty without a cell.
 
     Args:
-        found: The blocks, a column each.
+        all_results: The blocks, a column each.
         title: The finding.
         reading: Lines that say how to read it; one about arrows is added where there are some.
     """
-    rows = list(cells(found))
+    rows = list(cells(all_results))
     if not rows:
         return ""
     keys = [key for key in ORDER if any(row["key"] == key for row in rows)]
-    names = [{"key": key, "name": LOOKS[key].name, "sent": shares(found, key)} for key in keys]
+    names = [{"key": key, "name": LOOKS[key].name, "sent": shares(all_results, key)} for key in keys]
     y = alt.Y("key:N", sort=keys, axis=None, scale=alt.Scale(domain=keys))
-    width = (ACROSS - 12 * (len(found) - 1)) / len(found)
+    width = (ACROSS - 12 * (len(all_results) - 1)) / len(all_results)
     columns = [
         _words(names, "name", y, NAMES, ""),
-        *(_column([row for row in rows if row["block"] == each.block.name], y, width, _title(each)) for each in found),
+        *(
+            _column([row for row in rows if row["block"] == results.block.name], y, width, _title(results))
+            for results in all_results
+        ),
         _words(names, "sent", y, BYTES, "bytes"),
     ]
     height = LINE_HEIGHT * len(keys)
@@ -97,9 +100,9 @@ def picture(found: Sequence[Measures], title: str, reading: Sequence[str]) -> st
     return svg(whole, title, [*reading, *arrows], f"{title}. {_spoken(rows)}")
 
 
-def _title(found: Measures) -> str:
-    data = str(found.block.keys["dataset"])
-    return f"{found.block.name}\n{DATA.get(data, data)}"
+def _title(results: BlockResults) -> str:
+    data = str(results.block.keys["dataset"])
+    return f"{results.block.name}\n{DATA.get(data, data)}"
 
 
 def _words(names: Sequence[dict[str, str]], field: str, y: alt.Y, width: float, head: str) -> Any:

@@ -14,7 +14,7 @@ from sepal.report.looks import SHAPES
 INK, GREY, GROUND, LINE = "var(--ink)", "var(--muted)", "var(--card)", "var(--line)"
 
 
-class Look(NamedTuple):
+class ContenderLook(NamedTuple):
     """How one contender is drawn.
 
     Attributes:
@@ -30,27 +30,31 @@ class Look(NamedTuple):
     filled: bool = True
 
 
-PAPERS: Mapping[str, Look] = {
-    "fedpse": Look("FedPSE", "var(--c0)", SHAPES[0]),
-    "dmpfl": Look("DM-PFL", "var(--c1)", SHAPES[1]),
-    "subfedavg": Look("Sub-FedAvg", "var(--c2)", SHAPES[2]),
-    "pfedgate": Look("pFedGate", "var(--c3)", SHAPES[3]),
-    "pa3dfl": Look("Pa3dFL", "var(--c4)", SHAPES[4]),
-    "pa3dfl-position": Look("… by position", "var(--c4)", SHAPES[4], filled=False),
+PAPERS: Mapping[str, ContenderLook] = {
+    "fedpse": ContenderLook("FedPSE", "var(--c0)", SHAPES[0]),
+    "dmpfl": ContenderLook("DM-PFL", "var(--c1)", SHAPES[1]),
+    "subfedavg": ContenderLook("Sub-FedAvg", "var(--c2)", SHAPES[2]),
+    "pfedgate": ContenderLook("pFedGate", "var(--c3)", SHAPES[3]),
+    "pa3dfl": ContenderLook("Pa3dFL", "var(--c4)", SHAPES[4]),
+    "pa3dfl-position": ContenderLook("… by position", "var(--c4)", SHAPES[4], filled=False),
 }
-BASELINES: Mapping[str, Look] = {
-    "fedavg-ft-stc": Look("Compressed FT", GREY, SHAPES[0]),
-    "fedavg-ft": Look("Fine-tuning", GREY, SHAPES[1]),
-    "fedavg": Look("FedAvg", GREY, SHAPES[2]),
-    "fedstc": Look("FedSTC", GREY, SHAPES[5]),
-    "local": Look("Local", GREY, SHAPES[3]),
-    "ditto": Look("Ditto", GREY, SHAPES[4]),
-    "fedper": Look("FedPer", GREY, SHAPES[0], filled=False),
-    "fedrep": Look("FedRep", GREY, SHAPES[1], filled=False),
-    "feddst": Look("FedDST", GREY, SHAPES[2], filled=False),
-    "heterofl": Look("HeteroFL", GREY, SHAPES[3], filled=False),
-    "fedrolex": Look("FedRolex", GREY, SHAPES[5], filled=False),
-    "flanc": Look("FLANC", GREY, SHAPES[6]),
+BASELINES: Mapping[str, ContenderLook] = {
+    "fedavg-ft-stc": ContenderLook("Compressed FT", GREY, SHAPES[0]),
+    "fedavg-ft": ContenderLook("Fine-tuning", GREY, SHAPES[1]),
+    "fedavg": ContenderLook("FedAvg", GREY, SHAPES[2]),
+    "fedstc": ContenderLook("FedSTC", GREY, SHAPES[5]),
+    "local": ContenderLook("Local", GREY, SHAPES[3]),
+    "ditto": ContenderLook("Ditto", GREY, SHAPES[4]),
+    "fedper": ContenderLook("FedPer", GREY, SHAPES[0], filled=False),
+    "fedrep": ContenderLook("FedRep", GREY, SHAPES[1], filled=False),
+    "feddst": ContenderLook("FedDST", GREY, SHAPES[2], filled=False),
+    "heterofl": ContenderLook("HeteroFL", GREY, SHAPES[3], filled=False),
+    "fedrolex": ContenderLook("FedRolex", GREY, SHAPES[5], filled=False),
+    "flanc": ContenderLook("FLANC", GREY, SHAPES[6]),
 }
 SAME = {"fedavg-ft-narrow": "fedavg-ft", "fedavg-narrow": "fedavg", "local-width": "local", "local-each-round": "local"}
-LOOKS: Mapping[str, Look] = {**PAPERS, **BASELINES, **{name: BASELINES[other] for name, other in SAME.items()}}
+LOOKS: Mapping[str, ContenderLook] = {
+    **PAPERS,
+    **BASELINES,
+    **{name: BASELINES[baseline] for name, baseline in SAME.items()},
+}

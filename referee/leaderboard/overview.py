@@ -12,7 +12,7 @@ from referee.leaderboard.blocks import Contender
 from referee.leaderboard.drawing import Rows, marks, named_text, signed, stroke_of, svg, text
 from referee.leaderboard.findings import Findings, alone, compared_blocks
 from referee.leaderboard.looks import GREY, INK, LOOKS
-from referee.leaderboard.measures import DEPLOYED, Measures
+from referee.leaderboard.measures import DEPLOYED, BlockResults
 
 # Who is shown, and on which side of its point its name is: left, right or above
 SHOWN = {
@@ -47,41 +47,45 @@ class Spot(NamedTuple):
         return self.mean < FLOOR
 
 
-def spots(found: Sequence[Measures]) -> list[Spot]:
-    """Return who is shown, over the blocks that are compared: means over blocks, of MB the geometric ones.
+def spots(all_results: Sequence[BlockResults]) -> list[Spot]:
+    """Return the contenders that are shown, with means over the compared blocks; the mean of MB is geometric.
 
     What is compared is the model that each deploys. Local is the better of those that train alone, and sends nothing.
     """
-    blocks = compared_blocks(found)
+    blocks = compared_blocks(all_results)
     return [spot for key in (*SHOWN, "local") if (spot := _spot(blocks, key))]
 
 
-def _spot(blocks: Sequence[Measures], key: str) -> Spot | None:
-    contenders = [alone(each, DEPLOYED) if key == "local" else each.named(key) for each in blocks]
-    pairs = [(each, one) for each, one in zip(blocks, contenders, strict=True) if one and each.runs(one)]
+def _spot(blocks: Sequence[BlockResults], key: str) -> Spot | None:
+    contenders = [alone(results, DEPLOYED) if key == "local" else results.named(key) for results in blocks]
+    pairs = [
+        (results, contender)
+        for results, contender in zip(blocks, contenders, strict=True)
+        if contender and results.runs(contender)
+    ]
     if not pairs or len(pairs) < len(blocks):
         return None
-    points = [100 * _difference(each, one) for each, one in pairs]
-    sent = [each.megabytes(one) or 0.0 for each, one in pairs]
+    points = [100 * _difference(results, contender) for results, contender in pairs]
+    sent = [results.megabytes(contender) or 0.0 for results, contender in pairs]
     centre = float(np.exp(np.mean(np.log(sent)))) if all(sent) else 0.0
-    fell = sum(len(each.collapsed(one)) for each, one in pairs)
+    fell = sum(len(results.collapsed(contender)) for results, contender in pairs)
     return Spot(key, float(np.mean(points)), min(points), max(points), centre, min(sent), max(sent), fell)
 
 
-def _difference(found: Measures, contender: Contender) -> float:
-    if contender is found.yardstick:
+def _difference(results: BlockResults, contender: Contender) -> float:
+    if contender is results.yardstick:
         return 0.0
-    difference = found.difference(contender, DEPLOYED)
+    difference = results.difference(contender, DEPLOYED)
     return difference.mean if difference else float("nan")
 
 
-def picture(found: Sequence[Measures]) -> str:
+def picture(all_results: Sequence[BlockResults]) -> str:
     """Return the picture as SVG, which follows the reader's light or dark settings; empty without a block."""
-    there = spots(found)
-    if not there:
+    shown = spots(all_results)
+    if not shown:
         return ""
-    rows, count = list(_rows(there)), len(compared_blocks(found))
-    ends = _ends(there)
+    rows, count = list(_rows(shown)), len(compared_blocks(all_results))
+    ends = _ends(shown)
     wide, high = alt.Scale(type="log", domain=ends, nice=False), alt.Scale(domain=[FLOOR, TOP], nice=False)
     across = alt.Axis(
         values=[tick for tick in TICKS if ends[0] <= tick <= ends[1]],
@@ -103,24 +107,24 @@ def picture(found: Sequence[Measures]) -> str:
         *_names(data, x, y),
         *_arrows(rows, ends),
     ]
-    finding = Findings(found).few_bytes
+    finding = Findings(all_results).few_bytes
     title = finding[:1].upper() + finding[1:]
     reading = [
         f"Accuracy of the models that are deployed, mean of {WORDS.get(count, count)} federations.",
         "Thin lines: from the lowest to the highest of them.",
     ]
     chart = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
-    return svg(chart, title, reading, f"{title}. {_spoken(there)}")
+    return svg(chart, title, reading, f"{title}. {_spoken(shown)}")
 
 
-def _ends(there: Sequence[Spot]) -> tuple[float, float]:
+def _ends(shown: Sequence[Spot]) -> tuple[float, float]:
     """Return the ends of the axis of MB."""
-    sent = [end for spot in there if spot.megabytes for end in (spot.least, spot.most)]
+    sent = [end for spot in shown if spot.megabytes for end in (spot.least, spot.most)]
     return ROOM[0] * min(sent), ROOM[1] * max(sent)
 
 
-def _rows(there: Sequence[Spot]) -> Iterator[dict[str, Any]]:
-    for spot in there:
+def _rows(shown: Sequence[Spot]) -> Iterator[dict[str, Any]]:
+    for spot in shown:
         look, fell = LOOKS[spot.key], " (a run collapsed)" if spot.collapsed else ""
         name = LONG.get(spot.key, look.name)
         row = {"key": spot.key, "name": name + fell, "off": spot.off, "mean": spot.mean, "mb": spot.megabytes}
@@ -135,8 +139,8 @@ def _names(data: alt.Chart, x: alt.X, y: alt.Y) -> Iterator[alt.Chart]:
         "right": {"align": "left", "dx": 14, "dy": -14},
         "above": {"align": "center", "dx": 0, "dy": -20},
     }.items():
-        there = data.transform_filter(f"datum.side == '{side}' && !datum.off && datum.key != 'local'")
-        yield from named_text(there, LOOKS, x, y, **keys)
+        side_data = data.transform_filter(f"datum.side == '{side}' && !datum.off && datum.key != 'local'")
+        yield from named_text(side_data, LOOKS, x, y, **keys)
 
 
 def _arrows(rows: Rows, ends: tuple[float, float]) -> Iterator[alt.Chart]:
@@ -149,5 +153,5 @@ def _arrows(rows: Rows, ends: tuple[float, float]) -> Iterator[alt.Chart]:
         yield text(words, WIDTH * share + 22 + 4 * free, HEIGHT - 12, GREY)
 
 
-def _spoken(there: Sequence[Spot]) -> str:
-    return "; ".join(f"{LOOKS[each.key].name} {signed(each.mean)} points, {each.megabytes:.3g} MB" for each in there)
+def _spoken(shown: Sequence[Spot]) -> str:
+    return "; ".join(f"{LOOKS[spot.key].name} {signed(spot.mean)} points, {spot.megabytes:.3g} MB" for spot in shown)

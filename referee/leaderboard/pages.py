@@ -21,9 +21,9 @@ from referee.leaderboard.measures import (
     LEAST_CLIENTS,
     LEAST_SEEDS,
     NEWCOMER,
+    AccuracyMeasure,
+    BlockResults,
     Key,
-    Measure,
-    Measures,
     corrected,
 )
 from referee.leaderboard.runs import RERUNS, read
@@ -51,26 +51,26 @@ Family: TypeAlias = Mapping[Key, tuple[Interval, float | None]]
 def write_pages() -> list[Path]:
     """Write the page, its pictures and tables, and README's parts; return their paths."""
     counts = {name: len(read(name)) for name in (*NAMES, RERUNS)}
-    found, reruns = measured(counts)
-    made = {**made_of(counts, found, reruns), **pictures(found)}
-    for path, whole in made.items():
+    all_results, reruns = measured(counts)
+    texts = {**texts_of(counts, all_results, reruns), **pictures(all_results)}
+    for path, whole in texts.items():
         write_atomically(path, whole.encode())
-    return list(made)
+    return list(texts)
 
 
-def pictures(found: Sequence[Measures]) -> dict[Path, str]:
+def pictures(all_results: Sequence[BlockResults]) -> dict[Path, str]:
     """Return path → SVG of the pictures whose blocks are whole; that needs the extra ``report``."""
-    findings = Findings(found)
-    if not findings.same:
+    findings = Findings(all_results)
+    if not findings.compared:
         return {}
-    unequal = [each for each in found if each.finished and each.block.name == UNEQUAL_BLOCK]
-    made = {
-        OVERVIEW: overview.picture(found),
-        BLOCKS: forest.picture(findings.same, findings.ahead, READING),
+    unequal = [results for results in all_results if results.finished and results.block.name == UNEQUAL_BLOCK]
+    drawings = {
+        OVERVIEW: overview.picture(all_results),
+        BLOCKS: forest.picture(findings.compared, findings.ahead, READING),
         CAPACITY: forest.picture(unequal, "Clients of unequal capacity, by what a client holds", READING_UNEQUAL),
-        DENSITY: density.picture(findings.same),
+        DENSITY: density.picture(findings.compared),
     }
-    return {path: drawn for path, drawn in made.items() if drawn}
+    return {path: drawn for path, drawn in drawings.items() if drawn}
 
 
 def counted(page: str) -> dict[str, int]:
@@ -84,93 +84,103 @@ def pages() -> dict[Path, str]:
     Files grow while runs go on, and rows are only ever added.
     """
     counts = counted(PAGE.read_text(encoding="utf-8"))
-    return made_of(counts, *measured(counts))
+    return texts_of(counts, *measured(counts))
 
 
-def measured(counts: Mapping[str, int]) -> tuple[list[Measures], list[RunRecord]]:
+def measured(counts: Mapping[str, int]) -> tuple[list[BlockResults], list[RunRecord]]:
     """Return the blocks' figures from the rows that count, and the records of reruns."""
-    there = {name: read(name)[: counts[name]] for name in counts}
-    return [Measures(Design(read_block(name), there[name])) for name in NAMES], list(there[RERUNS])
+    rows = {name: read(name)[: counts[name]] for name in counts}
+    return [BlockResults(Design(read_block(name), rows[name])) for name in NAMES], list(rows[RERUNS])
 
 
-def made_of(counts: Mapping[str, int], found: Sequence[Measures], reruns: Sequence[RunRecord]) -> dict[Path, str]:
+def texts_of(
+    counts: Mapping[str, int], all_results: Sequence[BlockResults], reruns: Sequence[RunRecord]
+) -> dict[Path, str]:
     """Return path → text of the page, its tables and README, of figures.
 
     Args:
         counts: File → how many of its rows count.
-        found: The blocks' figures.
+        all_results: The blocks' figures.
         reruns: The records of second runs.
     """
-    findings = Findings(found)
-    some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
-    family, to_dense = corrected(found), corrected(found, to_dense=True)
+    findings = Findings(all_results)
+    some = [
+        results for results in all_results if any(results.runs(contender) for contender in results.block.contenders)
+    ]
+    family, to_dense = corrected(all_results), corrected(all_results, to_dense=True)
     words = {"f": findings, "names": METHODS, "sparsity": SPARSITY, "counts": counts}
     page = render(
         "leaderboard.md",
         **words,
         held="\n".join(_headline(some, HOLDS, family, to_dense)) if some else "",
         newcomers="\n".join(_headline(some, NEWCOMER, family)) if some else "",
-        papers="\n".join(density.papers_table(findings.same)) if findings.same else "",
-        missing="\n".join(_missing(found)),
-        spent=sum(row.cpu_seconds for each in found for row in each.design.counted()) / 3600,
-        whole={each.block.name: hours_whole(each.design) for each in found},
+        papers="\n".join(density.papers_table(findings.compared)) if findings.compared else "",
+        missing="\n".join(_missing(all_results)),
+        spent=sum(row.cpu_seconds for results in all_results for row in results.design.counted()) / 3600,
+        whole={results.block.name: hours_whole(results.design) for results in all_results},
         reruns=_reruns(reruns),
         **{"trials": TRIALS, "tuning": TUNING, "last_rate": LAST_RATE},
         **{"least_seeds": LEAST_SEEDS, "least_clients": LEAST_CLIENTS},
     )
-    tables = [line for each in found for line in block_tables(each)]
-    made = {PAGE: page, TABLES: render("leaderboard-tables.md", counts=counts, tables="\n".join(tables))}
+    tables = [line for results in all_results for line in block_tables(results)]
+    texts = {PAGE: page, TABLES: render("leaderboard-tables.md", counts=counts, tables="\n".join(tables))}
     if findings.har:
         lines = {name: render(f"readme-{name}.md", **words).rstrip("\n").split("\n") for name in ("table", "which")}
-        made[README] = rewritten(README.read_text(encoding="utf-8"), lines)
-    return made
+        texts[README] = rewritten(README.read_text(encoding="utf-8"), lines)
+    return texts
 
 
 def _headline(
-    found: Sequence[Measures], measure: Measure, family: Family, to_dense: Family | None = None
+    all_results: Sequence[BlockResults], measure: AccuracyMeasure, family: Family, to_dense: Family | None = None
 ) -> Iterator[str]:
     """Yield the table of a view: a row for each contender, a column for each block."""
-    names = list(dict.fromkeys(contender.name for each in found for contender in each.block.contenders))
+    names = list(dict.fromkeys(contender.name for results in all_results for contender in results.block.contenders))
     lines = []
     for name in names:
         cells = []
-        for each in found:
-            contender = next((one for one in each.block.contenders if one.name == name), None)
-            figure = each.figure(contender, measure) if contender else None
-            words = figure.words() if figure else (each.failed(contender) if contender else "") or NONE
-            if figure and figure.count < len(each.block.seeds):
-                words += f" ({figure.count} of {len(each.block.seeds)} seeds)"
+        for results in all_results:
+            contender = next((member for member in results.block.contenders if member.name == name), None)
+            figure = results.figure(contender, measure) if contender else None
+            words = figure.words() if figure else (results.failed(contender) if contender else "") or NONE
+            if figure and figure.count < len(results.block.seeds):
+                words += f" ({figure.count} of {len(results.block.seeds)} seeds)"
             families = [family] if to_dense is None else [family, to_dense]
-            fell = bool(contender and each.collapsed(contender))
-            differences = [_difference(one.get((each.block.name, name, measure)), fell) for one in families]
+            fell = bool(contender and results.collapsed(contender))
+            differences = [
+                _difference(tested_family.get((results.block.name, name, measure)), fell) for tested_family in families
+            ]
             cells.append("; ".join([words, *differences]) if set(differences) != {NONE} else words)
         lines.append([name, *cells])
     yield from (f"## {measure.title.capitalize()}, equal rounds", "")
     header = "%; points from FedAvg + fine-tuning" + "; from FedAvg" * (to_dense is not None)
-    yield from table([header, *(f"{each.block.name}: {each.block.title}" for each in found)], lines)
+    yield from table([header, *(f"{results.block.name}: {results.block.title}" for results in all_results)], lines)
     tests = sum(p is not None for _, p in family.values())
-    tested = any(p is not None for (_, _, what), (_, p) in family.items() if what is measure)
-    planned = sum(len(each.block.tested) for each in found)
+    tested = any(p is not None for (_, _, key_measure), (_, p) in family.items() if key_measure is measure)
+    planned = sum(len(results.block.tested) for results in all_results)
     bold = f"Bold: other than 0 at the 5 % level after Holm's correction; {tests} of {planned} planned tests have run."
     bold = bold if tested else "Intervals only: no p-values, and nothing is bold."
-    if any(each.failed(contender) for each in found for contender in each.block.contenders):
+    if any(results.failed(contender) for results in all_results for contender in results.block.contenders):
         yield "Seeds without a figure: another seed's run ended with an error, and the rest would flatter."
         yield ""
     yield from (bold if family else "No difference yet: that needs all seeds of a contender and of FedAvg-FT.", "")
 
 
-def _difference(known: tuple[Interval, float | None] | None, fell: bool) -> str:
-    star = "**" if known and known[1] is not None and known[1] < LEVEL and not fell else ""
-    return f"{star}{known[0].text()}{star}" if known else NONE
+def _difference(corrected_difference: tuple[Interval, float | None] | None, fell: bool) -> str:
+    star = (
+        "**"
+        if corrected_difference and corrected_difference[1] is not None and corrected_difference[1] < LEVEL and not fell
+        else ""
+    )
+    return f"{star}{corrected_difference[0].text()}{star}" if corrected_difference else NONE
 
 
-def _missing(found: Sequence[Measures]) -> Iterator[str]:
+def _missing(all_results: Sequence[BlockResults]) -> Iterator[str]:
     lines = []
-    for each in found:
-        design, block, counted = each.design, each.block, each.design.counted()
+    for results in all_results:
+        design, block, counted = results.design, results.block, results.design.counted()
         kinds = Counter(row.labels["kind"] for row in counted)
         failed = sum(bool(row.error) and row.labels["kind"] != "trial" for row in counted)
-        configs = [text(run.config) for run in design.wanted() if run.kind == "rounds"]
+        configs = [text(run.config) for run in design.planned_runs() if run.kind == "rounds"]
         twice = len(configs) - len(set(configs))  # runs of one beside that are the same as another's
         trials, seeds = sum(map(design.tried, block.contenders)), len(block.everybody) * len(block.seeds) - twice
         cells = [f"{kinds['trial']} of {trials}", f"{kinds['rounds']} of {seeds}", str(kinds["bytes"]), str(failed)]

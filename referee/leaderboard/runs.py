@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from referee.checkout import RESULTS
-from referee.leaderboard.design import Run
+from referee.leaderboard.design import BlockRun
 from sepal.strategies.registry import as_begun
 from sepal.study.record import TEST, RunRecord, recorded
 from sepal.study.record import read as read_records
 
-PLACE = RESULTS / "leaderboard"
+FOLDER = RESULTS / "leaderboard"
 RERUNS = "reruns"  # the name of the file with what second runs found
 MODELS = ("received", "trained", "kept")
 VIEWS = (*MODELS, *(f"{view}-shift-100" for view in MODELS))
@@ -18,19 +18,19 @@ VIEWS = (*MODELS, *(f"{view}-shift-100" for view in MODELS))
 
 def path_of(name: str) -> Path:
     """Return a block's file."""
-    return PLACE / f"{name}.ndjson"
+    return FOLDER / f"{name}.ndjson"
 
 
 def read(name: str) -> list[RunRecord]:
     """Return the records of a block.
 
-    A new one names every key whose default has ever changed. One that lacks such a key is from before, and is given the
-    key with its former value, so that it is found in the plan and can be made again.
+    A new record names every key whose default has ever changed. An older one lacks some of them: it gets them with
+    their former values, so that it still belongs to a run of the block and can be repeated.
     """
-    return [each.model_copy(update={"config": as_begun(each.config)}) for each in read_records(path_of(name))]
+    return [record.model_copy(update={"config": as_begun(record.config)}) for record in read_records(path_of(name))]
 
 
-def run(planned: Run, commit: str) -> RunRecord:
+def execute(planned: BlockRun, commit: str) -> RunRecord:
     """Execute a run; of a trial there is nothing of the test data."""
     labels = {"block": planned.block, "contender": planned.contender, "kind": planned.kind}
     return recorded(planned.config, labels, commit, () if planned.kind == "trial" else TEST, VIEWS)
@@ -38,7 +38,7 @@ def run(planned: Run, commit: str) -> RunRecord:
 
 def again(row: RunRecord, commit: str) -> RunRecord:
     """Run a stored row again; return a record that says whether the digests are the same, without other figures."""
-    new = run(Run(**row.labels, config=dict(row.config)), commit)
+    new = execute(BlockRun(**row.labels, config=dict(row.config)), commit)
     first = {key: getattr(row, key) for key in ("commit", "machine", "written")}
     about = {key: getattr(new, key) for key in ("rounds", "commit", "machine", "written", "seconds")}
     figures = {"first": first, "same": new.digests() == row.digests()}

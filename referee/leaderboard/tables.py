@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from referee.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, text
-from referee.leaderboard.measures import ALL, HOLDS, Measures
+from referee.leaderboard.measures import ALL, HOLDS, BlockResults
 from referee.leaderboard.points import frontier_table, points_of
 from sepal.report.markdown import table
 from sepal.report.sheets import NONE
@@ -33,85 +33,85 @@ SPARSE = {  # entries sent: 1, 3 and 10 % of FedAvg's; signs of 5 and 20 %
 LEGEND = "Budgets cut rounds, and with them local work: nobody trains for more epochs a round when rounds are few."
 
 
-def block_tables(found: Measures) -> Iterator[str]:
+def block_tables(results: BlockResults) -> Iterator[str]:
     """Yield the lines of a block's tables; one line if it has no row."""
-    block = found.block
+    block = results.block
     yield from (f"## {block.name}: {block.title}", "")
-    if not found.design.counted():
+    if not results.design.counted():
         yield from ("No rows yet.", "")
         return
-    yield from views(found)
-    yield from tuning(found)
-    yield from equal_bytes(found)
-    yield from frontier_table(found)
-    yield from origin(found)
+    yield from views(results)
+    yield from tuning(results)
+    yield from equal_bytes(results)
+    yield from frontier_table(results)
+    yield from origin(results)
 
 
-def views(found: Measures) -> Iterator[str]:
+def views(results: BlockResults) -> Iterator[str]:
     """Yield the table of all views at equal rounds."""
     lines = []
-    for contender in found.block.everybody:
-        if failed := found.failed(contender):
+    for contender in results.block.everybody:
+        if failed := results.failed(contender):
             lines.append([contender.name, failed, *[NONE] * (len(ALL) + 5)])
-        if not found.runs(contender):
+        if not results.runs(contender):
             continue
-        figures = [found.figure(contender, measure) for measure in ALL]
-        won, difference = found.wins(contender), found.difference(contender, HOLDS)
-        megabytes, steps = found.megabytes(contender), found.steps(contender)
+        figures = [results.figure(contender, measure) for measure in ALL]
+        won, difference = results.wins(contender), results.difference(contender, HOLDS)
+        megabytes, steps = results.megabytes(contender), results.steps(contender)
         cells = [figure.words() if figure else NONE for figure in figures]
         cells.insert(1, difference.text() if difference else NONE)
         cells.insert(2, " / ".join(map(str, won)) if won else NONE)
-        plain = found.difference(contender, HOLDS, to=found.block.dense)
+        plain = results.difference(contender, HOLDS, to=results.block.dense)
         cells.insert(3, plain.text() if plain else NONE)
         cells.append(NONE if steps is None else f"{steps:.0f}")
         cells.append(NONE if megabytes is None else f"{megabytes:.4g}")
-        lines.append([contender.name, str(len(found.runs(contender))), *cells])
+        lines.append([contender.name, str(len(results.runs(contender))), *cells])
     titles = [measure.title for measure in ALL]
-    titles[1:1] = [f"minus {found.block.yardstick}", "clients ahead / even / behind", f"minus {found.block.dense}"]
+    titles[1:1] = [f"minus {results.block.yardstick}", "clients ahead / even / behind", f"minus {results.block.dense}"]
     yield from table(["equal rounds, %", "seeds", *titles, "steps of one visit", "MB"], lines)
     if lines:
         yield "Even: within half a point. MB: up and down, all clients and rounds, and the closing download."
-        if any(found.failed(contender) for contender in found.block.everybody):
+        if any(results.failed(contender) for contender in results.block.everybody):
             yield "Seeds without a figure: another seed's run ended with an error."
         yield ""
 
 
-def tuning(found: Measures) -> Iterator[str]:
+def tuning(results: BlockResults) -> Iterator[str]:
     """Yield the table of the trials: what was chosen, and all points of the first seed."""
-    design, lines = found.design, []
-    for contender in found.block.contenders:
+    design, lines = results.design, []
+    for contender in results.block.contenders:
         points = design.all_points(contender)
-        known = {text(p): v for p in points if (v := design.validation(contender, p, TUNING[0])) is not None}
-        if not known:
+        first_seed = {text(p): v for p in points if (v := design.validation(contender, p, TUNING[0])) is not None}
+        if not first_seed:
             continue
         chosen = design.chosen(contender)
-        best = design.row(found.block.config(contender, chosen, TUNING[0])) if chosen else None
+        best = design.row(results.block.config(contender, chosen, TUNING[0])) if chosen else None
         values = [v for s in TUNING if chosen and (v := design.validation(contender, chosen, s)) is not None]
-        held = over_seeds(values) if best else None
-        judged = [(p, known[text(p)], design.mean(contender, p)) for p in points if text(p) in known]
+        estimate = over_seeds(values) if best else None
+        judged = [(p, first_seed[text(p)], design.mean(contender, p)) for p in points if text(p) in first_seed]
         shown = "; ".join(
             f"{_words(contender, p)}: {100 * first:.1f}" + (f" ({100 * mean:.1f})" if mean is not None else "")
             for p, first, mean in judged
         )
-        cells = [_words(contender, chosen) if chosen else NONE, held.text() if held else NONE]
-        lines.append([contender.name, contender.own_key or NONE, *cells, _edge(found, contender), shown])
+        cells = [_words(contender, chosen) if chosen else NONE, estimate.text() if estimate else NONE]
+        lines.append([contender.name, contender.own_key or NONE, *cells, _edge(results, contender), shown])
     header = ["trials", "own key", "chosen: lr, own key", "validation, % ± SD", "at an end"]
     yield from table([*header, "all points, first seed (mean of all three)"], lines)
-    yield from _trajectory(found)
+    yield from _trajectory(results)
 
 
 def _words(contender: Contender, keys: Config) -> str:
-    own = f", {keys[contender.own_key]}" if contender.own_key else ""
+    own_value = f", {keys[contender.own_key]}" if contender.own_key else ""
     further = "".join(f", {key} = {keys[key]}" for key in keys if key not in ("lr", contender.own_key))
-    return f"{keys['lr']:g}{own}{further}"
+    return f"{keys['lr']:g}{own_value}{further}"
 
 
-def _edge(found: Measures, contender: Contender) -> str:
+def _edge(results: BlockResults, contender: Contender) -> str:
     """Return what of the chosen point is at an end of what was tried."""
-    chosen = found.design.chosen(contender)
+    chosen = results.design.chosen(contender)
     if not chosen:
         return NONE
-    tried = found.design.all_points(contender)
+    tried = results.design.all_points(contender)
     ends = []
     for key in tried[0]:  # the rate and the own key: what is tried further has no ends
         values = [keys[key] for keys in tried]
@@ -119,71 +119,74 @@ def _edge(found: Measures, contender: Contender) -> str:
     return ", ".join(ends) or NONE
 
 
-def _trajectory(found: Measures) -> Iterator[str]:
+def _trajectory(results: BlockResults) -> Iterator[str]:
     """Say which of the contenders that would train the same model for all have ended with different keys."""
     for names in SAME_MODEL:
-        there = [each for each in found.block.contenders if each.name in names]
-        chosen = {each.name: keys for each in there if (keys := found.design.chosen(each))}
+        contenders = [contender for contender in results.block.contenders if contender.name in names]
+        chosen = {contender.name: keys for contender in contenders if (keys := results.design.chosen(contender))}
         shown = {name: tuple(value for key, value in keys.items() if key in SHARED) for name, keys in chosen.items()}
         if len(shown) > 1:
-            words = ", ".join(f"{name} {', '.join(f'{each:g}' for each in keys)}" for name, keys in shown.items())
+            words = ", ".join(f"{name} {', '.join(f'{value:g}' for value in keys)}" for name, keys in shown.items())
             same = (
                 "the same: one global model" if len(set(shown.values())) == 1 else "different ones: their models differ"
             )
             yield from (f"{', '.join(shown)} train one global model at equal keys. They chose {same} ({words}).", "")
 
 
-def equal_bytes(found: Measures) -> Iterator[str]:
+def equal_bytes(results: BlockResults) -> Iterator[str]:
     """Yield the table of the runs within shares of dense FedAvg's bytes, and of exchanges that send a part."""
     lines = []
-    for contender in found.block.contenders:
-        cells = [_within(found, contender, budget) for budget in BUDGETS]
+    for contender in results.block.contenders:
+        cells = [_within(results, contender, budget) for budget in BUDGETS]
         lines += [[contender.name, *cells]] if any(cell != NONE for cell in cells) else []
     if lines:
-        lines.append(["best of all", *(_best(found, budget) for budget in BUDGETS)])
+        lines.append(["best of all", *(_best(results, budget) for budget in BUDGETS)])
     shares = [f"{100 * budget:g} % of dense FedAvg's bytes" for budget in BUDGETS]
-    yield from table([f"equal bytes: held, %; minus {found.block.rival}", *shares], lines)
+    yield from table([f"equal bytes: held, %; minus {results.block.rival}", *shares], lines)
     if any("no round" in line for line in lines):
         yield "No round: the closing download with one round is more than the budget."
     if lines:
         yield f"Best of all, picked afterwards: also of runs of all rounds and of those beside. {LEGEND}"
         yield ""
-    yield from _sparse(found)
+    yield from _sparse(results)
 
 
-def _within(found: Measures, contender: Contender, budget: float) -> str:
-    rounds = found.design.bought(contender, budget)
-    figure = found.figure(contender, HOLDS, budget) if rounds else None
+def _within(results: BlockResults, contender: Contender, budget: float) -> str:
+    rounds = results.design.bought(contender, budget)
+    figure = results.figure(contender, HOLDS, budget) if rounds else None
     if figure is None:
-        return "no round" if rounds == 0 else found.failed(contender, budget if rounds else 0.0) or NONE
-    difference = found.difference(contender, HOLDS, budget, to=found.block.rival)
+        return "no round" if rounds == 0 else results.failed(contender, budget if rounds else 0.0) or NONE
+    difference = results.difference(contender, HOLDS, budget, to=results.block.rival)
     words = figure.words() + (f"; {difference.text()}" if difference else "")
-    seeds = f", {figure.count} seeds" if figure.count < len(found.block.seeds) else ""
-    share = found.over(contender, budget)
+    seeds = f", {figure.count} seeds" if figure.count < len(results.block.seeds) else ""
+    share = results.over(contender, budget)
     seeds += f", **over**: {100 * share:.0f} % of the budget" if share > 1 + TOLERANCE else ""
-    return f"{words} ({rounds} round{'s' * (rounds != 1)}, {found.megabytes(contender, budget):.4g} MB{seeds})"
+    return f"{words} ({rounds} round{'s' * (rounds != 1)}, {results.megabytes(contender, budget):.4g} MB{seeds})"
 
 
-def _best(found: Measures, budget: float) -> str:
+def _best(results: BlockResults, budget: float) -> str:
     """Return the best entry within a share of dense FedAvg's bytes, whatever its rounds."""
-    dense = found.megabytes(found.named(found.block.dense))
+    dense = results.megabytes(results.named(results.block.dense))
     if dense is None:
         return NONE
-    there = (p.entry for p in points_of(found) if p.entry.megabytes <= budget * dense * (1 + TOLERANCE))
-    best = max(there, key=lambda entry: entry.value.mean, default=None)
+    entries = (p.entry for p in points_of(results) if p.entry.megabytes <= budget * dense * (1 + TOLERANCE))
+    best = max(entries, key=lambda entry: entry.value.mean, default=None)
     return f"{best.label}: {best.value.text()} ({best.megabytes:.4g} MB)" if best else NONE
 
 
-def _sparse(found: Measures) -> Iterator[str]:
+def _sparse(results: BlockResults) -> Iterator[str]:
     """Yield the table of exchanges that send about 1, 3 and 10 % of dense FedAvg's bytes over all rounds."""
-    dense, there = found.megabytes(found.named(found.block.dense)), {each.name: each for each in found.block.everybody}
+    dense, contenders = (
+        results.megabytes(results.named(results.block.dense)),
+        {member.name: member for member in results.block.everybody},
+    )
     lines = []
     for title, names in SPARSE.items():
         cells = []
         for name, share in zip(names, (0.0, 0.03, 0.1), strict=True):
-            contender, budget = there.get(name), share if name in OWN_RUNS else 0.0
-            figure = found.figure(contender, HOLDS, budget) if contender else None
-            sent = 100 * (found.megabytes(contender, budget) or 0.0) / dense if contender and dense else 0.0
+            contender, budget = contenders.get(name), share if name in OWN_RUNS else 0.0
+            figure = results.figure(contender, HOLDS, budget) if contender else None
+            sent = 100 * (results.megabytes(contender, budget) or 0.0) / dense if contender and dense else 0.0
             cells.append(f"{figure.text()} ({sent:.1f} %)" if figure else NONE)
         lines += [[title, *cells]] if any(cell != NONE for cell in cells) else []
     header = ["a part of the entries: held, % (share of dense FedAvg's bytes)", *PARTS]
@@ -193,10 +196,10 @@ def _sparse(found: Measures) -> Iterator[str]:
         yield ""
 
 
-def origin(found: Measures) -> Iterator[str]:
+def origin(results: BlockResults) -> Iterator[str]:
     """Say where the rows come from."""
-    rows = found.design.counted()
-    old = len(found.design.rows) - len(rows)
+    rows = results.design.counted()
+    old = len(results.design.rows) - len(rows)
     commits = ", ".join(f"`{name}` ({count})" for name, count in Counter(row.commit for row in rows).items())
     machines = "; ".join(dict.fromkeys(row.machine for row in rows))
     hours = sum(row.cpu_seconds for row in rows) / 3600

@@ -9,7 +9,7 @@ import numpy as np
 
 from referee.checkout import ROOT, render
 from referee.matrix import models
-from referee.matrix.models import KINDS, Kind
+from referee.matrix.models import KINDS, ModelKind
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
 from sepal.strategies.assembly import assemble
@@ -34,14 +34,18 @@ KEYS = {"dataset": "own", "own.classes": models.CLASSES, "clients": 2, "rounds":
 KEYS |= {"batch-size": 8, "evaluate-every": 0, "optimizer": "sgd"}
 
 
-def outcome(kind: Kind, method: Mapping[str, Any]) -> str:
+def outcome(kind: ModelKind, method: Mapping[str, Any]) -> str:
     """Return nothing if two rounds of a method move the model, or the line in which it is refused."""
-    place = models.__name__
-    own = {**kind.keys, "own.data": f"{place}:{kind.keys['own.data']}", "model": f"{place}:{kind.build.__name__}"}
+    module = models.__name__
+    model_keys = {
+        **kind.keys,
+        "own.data": f"{module}:{kind.keys['own.data']}",
+        "model": f"{module}:{kind.build.__name__}",
+    }
     try:
-        strategy = run_in_process(assemble({**KEYS, **own, **method}))
+        strategy = run_in_process(assemble({**KEYS, **model_keys, **method}))
     except SepalError as error:
-        return str(error).replace(f"{place}:", "")
+        return str(error).replace(f"{module}:", "")
     return "" if moved(strategy) else "nothing moves"
 
 

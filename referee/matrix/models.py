@@ -18,7 +18,7 @@ Shape = Any  # one shape, or the shapes of several inputs
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """A row of the page.
 
     Attributes:
@@ -246,19 +246,19 @@ IMAGES = {"own.data": "images", "own.shape": "1x8x8"}
 SERIES = {"own.data": "series", "own.shape": "6x8"}
 TEXTS = {"own.data": "texts", "own.shape": "6", "own.vocabulary": 12}
 KINDS = (
-    Kind("linear layers, dropout", mlp, ROWS),
-    Kind("CNN with BatchNorm", batch_norm, IMAGES),
-    Kind("CNN with GroupNorm", group_norm, IMAGES),
-    Kind("residual CNN with BatchNorm", Residual, IMAGES),
-    Kind("GRU", gru, SERIES),
-    Kind("LSTM", lstm, SERIES),
-    Kind("`nn.TransformerEncoder`", Encoder, SERIES),
-    Kind("`nn.MultiheadAttention`", Attention, SERIES),
-    Kind("torchvision's `VisionTransformer`", vision_transformer, IMAGES),
-    Kind("embedding of tokens", Words, TEXTS),
-    Kind("tied weights", tied, ROWS),
-    Kind("frozen first layer", frozen, ROWS),
-    Kind("inputs by name (dict)", Two, {"own.data": "both", "own.shape": "row=16,words=6i"}),
-    Kind("inputs by place (tuple)", Two, {"own.data": "pairs", "own.shape": "16,6i"}),
-    Kind("buffers of integers and bools", Counting, ROWS),
+    ModelKind("linear layers, dropout", mlp, ROWS),
+    ModelKind("CNN with BatchNorm", batch_norm, IMAGES),
+    ModelKind("CNN with GroupNorm", group_norm, IMAGES),
+    ModelKind("residual CNN with BatchNorm", Residual, IMAGES),
+    ModelKind("GRU", gru, SERIES),
+    ModelKind("LSTM", lstm, SERIES),
+    ModelKind("`nn.TransformerEncoder`", Encoder, SERIES),
+    ModelKind("`nn.MultiheadAttention`", Attention, SERIES),
+    ModelKind("torchvision's `VisionTransformer`", vision_transformer, IMAGES),
+    ModelKind("embedding of tokens", Words, TEXTS),
+    ModelKind("tied weights", tied, ROWS),
+    ModelKind("frozen first layer", frozen, ROWS),
+    ModelKind("inputs by name (dict)", Two, {"own.data": "both", "own.shape": "row=16,words=6i"}),
+    ModelKind("inputs by place (tuple)", Two, {"own.data": "pairs", "own.shape": "16,6i"}),
+    ModelKind("buffers of integers and bools", Counting, ROWS),
 )

@@ -44,64 +44,64 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
-    found = argparse.ArgumentParser("python -m referee.paper", description=(__doc__ or "").partition("\n")[0])
-    found.add_argument("plan", nargs="?", default="", help="a paper's name, or the path of a plan")
-    found.add_argument("--table", default="", help="only what this table or figure of the paper needs, for example 1")
-    found.add_argument(
+    command = argparse.ArgumentParser("python -m referee.paper", description=(__doc__ or "").partition("\n")[0])
+    command.add_argument("plan", nargs="?", default="", help="a paper's name, or the path of a plan")
+    command.add_argument("--table", default="", help="only what this table or figure of the paper needs, for example 1")
+    command.add_argument(
         "--scale",
         choices=SCALES,
         default="cpu",
         help="quick: minutes, on digits; cpu (the default): the plan as written; full: the paper's budget",
     )
-    found.add_argument("--out", type=Path, help="directory of the runs; by default runs/PLAN or runs/PLAN-SCALE")
-    found.add_argument("--only", default="", help="one block of the plan")
-    found.add_argument("--jobs", type=_count, default=1, help="runs at a time; 0: one for each core")
-    found.add_argument("--workers", type=_count, default=0, help="worker processes of each run; 0: by the cores")
-    found.add_argument("--hours", type=float, help="start no run after so many hours; by default the plan's")
-    found.add_argument("--mlflow", default="", metavar="URI", help="log the runs to MLflow: a server or directory")
-    found.add_argument("--report", action="store_true", help="start no run; write tables of the existing ones")
-    found.add_argument("--pages", action="store_true", help="start no run; make the pages of referee/results")
-    return found
+    command.add_argument("--out", type=Path, help="directory of the runs; by default runs/PLAN or runs/PLAN-SCALE")
+    command.add_argument("--only", default="", help="one block of the plan")
+    command.add_argument("--jobs", type=_count, default=1, help="runs at a time; 0: one for each core")
+    command.add_argument("--workers", type=_count, default=0, help="worker processes of each run; 0: by the cores")
+    command.add_argument("--hours", type=float, help="start no run after so many hours; by default the plan's")
+    command.add_argument("--mlflow", default="", metavar="URI", help="log the runs to MLflow: a server or directory")
+    command.add_argument("--report", action="store_true", help="start no run; write tables of the existing ones")
+    command.add_argument("--pages", action="store_true", help="start no run; make the pages of referee/results")
+    return command
 
 
-def reproduce(given: argparse.Namespace) -> None:
+def reproduce(args: argparse.Namespace) -> None:
     """Do what the arguments ask for.
 
     Raises:
         SepalError: The plan is bad, or a run failed.
     """
-    if given.pages:
+    if args.pages:
         for path, text in pages().items():
             write_atomically(path, text.encode())
             print(f"written to {path}")
         return
-    check_mlflow(given.mlflow)
-    file = find_plan(given.plan)
+    check_mlflow(args.mlflow)
+    file = find_plan(args.plan)
     plan = read_plan(file)
-    plan = plan.at(given.scale)
-    plan = plan.of_table(given.table) if given.table else plan
-    suffix = "" if given.scale == "cpu" else f"-{given.scale}"
-    place = (given.out or Path("runs") / f"{file.stem}{suffix}").absolute()
+    plan = plan.at(args.scale)
+    plan = plan.of_table(args.table) if args.table else plan
+    suffix = "" if args.scale == "cpu" else f"-{args.scale}"
+    folder = (args.out or Path("runs") / f"{file.stem}{suffix}").absolute()
     failed: list[str] = []
-    if not given.report:
-        limit = plan.hours if given.hours is None else given.hours
+    if not args.report:
+        limit = plan.hours if args.hours is None else args.hours
         failed = in_stages(
             plan,
-            given.only,
-            place,
-            Executor(place, partial(PlanDisplay, Console(stderr=True)), given.jobs, given.workers, limit),
+            args.only,
+            folder,
+            Executor(folder, partial(PlanDisplay, Console(stderr=True)), args.jobs, args.workers, limit),
         )
-        write_index(plan, list(plan.runs()), place)
-    written = write_report(plan, list(plan.runs(chosen=chosen(plan, place, failures(place)))), place)
-    if given.table:
+        write_index(plan, list(plan.runs()), folder)
+    written = write_report(plan, list(plan.runs(chosen=chosen(plan, folder, failures(folder)))), folder)
+    if args.table:
         print(written[0].read_text(encoding="utf-8"))
     for path in written:
         print(f"written to {path}")
-    if given.mlflow:
-        print(log_runs(given.mlflow, place.name, [place / run.name for run in plan.runs()]))
+    if args.mlflow:
+        print(log_runs(args.mlflow, folder.name, [folder / run.name for run in plan.runs()]))
     if failed:
-        count = len(list(plan.runs(given.only)))
-        raise SepalError(given.plan, f"{count} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")
+        count = len(list(plan.runs(args.only)))
+        raise SepalError(args.plan, f"{count} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")
 
 
 def find_plan(text: str) -> Path:
@@ -115,8 +115,8 @@ def find_plan(text: str) -> Path:
         return path
     if (named := PLANS / f"{text}.toml").is_file():
         return named
-    known = ", ".join(sorted(file.stem for file in PLANS.glob("*.toml")))
-    raise ConfigError("plan", f"a path, or one of {known}", text or "none")
+    names = ", ".join(sorted(file.stem for file in PLANS.glob("*.toml")))
+    raise ConfigError("plan", f"a path, or one of {names}", text or "none")
 
 
 def _count(text: str) -> int:

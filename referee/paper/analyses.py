@@ -25,7 +25,10 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 def while_pruning(number: int, shares: Sequence[float], clients: Sequence[int] = (0, 5, 10, 15)) -> str:
     """Return Sub-FedAvg's accuracy by the share that a client has pruned, for a row of subfedavg-pruning."""
-    cells = [[float(np.mean(found)) if found else np.nan for found in each] for each in _at(number, shares).values()]
+    cells = [
+        [float(np.mean(accuracies)) if accuracies else np.nan for accuracies in by_share]
+        for by_share in _at(number, shares).values()
+    ]
     by_client = np.array(cells)
     lines = [[f"client {number}", *(f"{value:.1f}" for value in by_client[number])] for number in clients]
     for title, values in (("mean", np.nanmean(by_client, 0)), ("worst client", np.nanmin(by_client, 0))):
@@ -37,18 +40,18 @@ def change_while_pruning(number: int, first: float, last: float) -> str:
     """Return the change of accuracy between two shares of pruning, over the clients evaluated at both."""
     sides: list[dict[str, float]] = [{}, {}]
     for name, (before, after) in _at(number, (first, last)).items():
-        for side, found in zip(sides, (before, after), strict=True):
-            side.update({name: float(np.mean(found)) / 100} if found else {})
+        for side, accuracies in zip(sides, (before, after), strict=True):
+            side.update({name: float(np.mean(accuracies)) / 100} if accuracies else {})
     change = paired({0: sides[1]}, {0: sides[0]})
     return change.text(sign="+").replace("-", "−") if change else "–"
 
 
 def _at(number: int, shares: Sequence[float]) -> dict[str, list[list[float]]]:
-    found = {}
+    by_client = {}
     for name, client in rows("subfedavg-pruning")[number]["clients"].items():
         pairs = list(zip(client["pruned"], client["accuracy"], strict=True))
-        found[name] = [[100 * a for pruned, a in pairs if abs(100 * pruned - share) < NEAR] for share in shares]
-    return found
+        by_client[name] = [[100 * a for pruned, a in pairs if abs(100 * pruned - share) < NEAR] for share in shares]
+    return by_client
 
 
 def channel_gate() -> str:
@@ -73,17 +76,17 @@ def shared_by_label() -> dict[str, str]:
     pairs = np.triu_indices(len(run["clients"]), 1)
     shared, labels = np.array(run["similarity"])[pairs], np.array(run["labels"])[pairs]
     two, none = labels > 0.8, labels == 0
-    found = {"both": two, "one": ~two & ~none, "none": none}
-    means = {name: f"{shared[kind].mean():.3f}" for name, kind in found.items()}
+    kinds = {"both": two, "one": ~two & ~none, "none": none}
+    means = {name: f"{shared[kind].mean():.3f}" for name, kind in kinds.items()}
     return {**means, "r": f"{run['correlation']['similarity']:.2f}", "global": f"{run['correlation']['overlap']:.2f}"}
 
 
 def gate_masks(run: str) -> dict[str, str]:
     """Return of pFedGate's clients: distinct masks, the least that two share in %, correlation with their labels."""
-    found = next(row for row in rows("pfedgate-masks") if row["run"] == f"{run}-seed0")
-    r = found["correlation"]["similarity"]
-    least = f"{100 * np.min(found['similarity']):.1f}"
-    return {"distinct": str(found["distinct"]), "least": least, "r": "–" if r is None else f"{r:.2f}"}
+    analysis = next(row for row in rows("pfedgate-masks") if row["run"] == f"{run}-seed0")
+    r = analysis["correlation"]["similarity"]
+    least = f"{100 * np.min(analysis['similarity']):.1f}"
+    return {"distinct": str(analysis["distinct"]), "least": least, "r": "–" if r is None else f"{r:.2f}"}
 
 
 def clusters() -> dict[str, str]:

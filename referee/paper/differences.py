@@ -30,28 +30,32 @@ def difference_tables(groups: Mapping[str, Group], deployed: Mapping[str, str]) 
     ):
         rows = []
         for name in others:
-            both = {one.seed for one in groups[first]} & {one.seed for one in groups[name]}
+            both = {record.seed for record in groups[first]} & {record.seed for record in groups[name]}
             if len(both) >= least:
-                own = [(f"{deployed[first]}{shift}", f"{deployed[name]}{shift}") for shift in ("", "-shift-100")]
-                rows.append([f"{first} − {name}", *(compare(groups[first], groups[name], *p) for p in own + pairs)])
+                deployed_pairs = [
+                    (f"{deployed[first]}{shift}", f"{deployed[name]}{shift}") for shift in ("", "-shift-100")
+                ]
+                rows.append(
+                    [f"{first} − {name}", *(compare(groups[first], groups[name], *p) for p in deployed_pairs + pairs)]
+                )
         yield from table([title, *views], rows)
 
 
-def difference(ours: Group, theirs: Group, view: str, other: str = "") -> str:
+def difference(group: Group, rival_group: Group, view: str, rival_view: str = "") -> str:
     """Return the mean difference over clients in points, with its 95 % interval; a dash unless two have the view.
 
-    ``other`` is the view of ``theirs`` if it is not ``view``.
+    ``rival_view`` is the view of ``rival_group`` if it is not ``view``.
     """
-    found = paired(by_seed(ours, view), by_seed(theirs, other or view))
-    return found.text(sign="+") if found and found.count > 1 else "–"
+    estimate = paired(by_seed(group, view), by_seed(rival_group, rival_view or view))
+    return estimate.text(sign="+") if estimate and estimate.count > 1 else "–"
 
 
-def difference_by_seed(ours: Group, theirs: Group, view: str, other: str = "") -> str:
+def difference_by_seed(group: Group, rival_group: Group, view: str, rival_view: str = "") -> str:
     """Return the same difference with the 95 % interval over seeds; a dash with fewer than three."""
-    found = paired_by_seed(by_seed(ours, view), by_seed(theirs, other or view))
-    return found.text(sign="+") if found and found.count >= SEEDS else "–"
+    estimate = paired_by_seed(by_seed(group, view), by_seed(rival_group, rival_view or view))
+    return estimate.text(sign="+") if estimate and estimate.count >= SEEDS else "–"
 
 
 def by_seed(group: Group, view: str) -> dict[int, dict[str, float]]:
     """Return seed → client → accuracy in a view."""
-    return {one.seed: one.of_clients(view) for one in group}
+    return {record.seed: record.of_clients(view) for record in group}

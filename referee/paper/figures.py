@@ -1,4 +1,4 @@
-"""Makes a run's record from its run directory, with what papers' pages have beyond what all records have."""
+"""Makes a run's record from its run directory, with the further figures that papers' pages show."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def figures(run: PlannedRun, out: Path) -> RunRecord | None:
     summary, last = stored.summary or {}, stored.lines[-1]
     versions = dict(summary["versions"])
     risen = rise(stored.lines, run.deployed)
-    own = [_own(client) for client in last["clients"] if not client.get("novel")]
+    own_figures = [_own_figures(client) for client in last["clients"] if not client.get("novel")]
     rounds = [{"round": line["round"], **_means(line["method"])} for line in stored.lines if line["method"]]
-    found = {
+    extra = {
         "by_capacity": summary.get("by_capacity"),
-        "own": columns(own) if any(len(row) > 1 for row in own) else None,
+        "own": columns(own_figures) if any(len(row) > 1 for row in own_figures) else None,
         "novel": last.get("novel"),
         "multiply_adds": result.multiply_adds,
         "privacy": {key: value for key, value in (summary.get("privacy") or {}).items() if key != "clients"},
@@ -61,12 +61,12 @@ def figures(run: PlannedRun, out: Path) -> RunRecord | None:
         seconds=rounded(seconds),
         commit=versions.pop("commit", ""),
         machine=versions.pop("cpu", ""),
-        **{key: summary[key] for key in KEPT if key in summary},  # a run of before may lack some
-        figures=rounded({key: value for key, value in found.items() if value} | {"versions": versions}),
+        **{key: summary[key] for key in KEPT if key in summary},  # a run of an earlier version may lack some
+        figures=rounded({key: value for key, value in extra.items() if value} | {"versions": versions}),
     )
 
 
-def _own(client: Mapping[str, Any]) -> dict[str, Any]:
+def _own_figures(client: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a client of the method reports of itself, beyond costs."""
     return {"name": client["name"], **{key: v for key, v in client["metrics"].items() if key not in SHARED}}
 

@@ -41,13 +41,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a method has learned of each client, as JSON.")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("run", type=Path, help="run directory")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        found = KINDS[given.kind](given.run)
+        analysis = KINDS[args.kind](args.run)
     except SepalError as problem:
         print(one_line(str(problem)), file=sys.stderr)
         sys.exit(BAD_INPUT)
-    print(json.dumps(found))
+    print(json.dumps(analysis))
 
 
 if __name__ == "__main__":

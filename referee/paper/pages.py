@@ -24,12 +24,12 @@ def pages() -> dict[Path, str]:
     Raises:
         ConfigError: A template quotes what the runs do not say.
     """
-    made = {}
+    texts = {}
     for file in sorted(PLANS.glob("*.toml")):
         name, plan = file.stem, read_plan(file)
         results = read_results(RESULTS / f"{name}.ndjson")
         values = {"name": name, "on": quotes(plan, results), "analyses": analyses}
-        made[RESULTS / f"{name}.md"] = render(f"{name}.md", **values)
+        texts[RESULTS / f"{name}.md"] = render(f"{name}.md", **values)
         tables = "\n".join(all_tables(plan, results))
-        made[RESULTS / "tables" / f"{name}.md"] = render("paper-tables.md", title=plan.title, name=name, tables=tables)
-    return made
+        texts[RESULTS / "tables" / f"{name}.md"] = render("paper-tables.md", title=plan.title, name=name, tables=tables)
+    return texts

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sepal.errors import ConfigError
 from sepal.study.plans import plan
-from sepal.study.plans.model import Block, Keys, Name, PlanFile
+from sepal.study.plans.model import Keys, Name, PlanBlock, PlanFile
 from sepal.study.run_keys import flatten_tables
 
 Scale = Literal["quick", "cpu", "full"]
@@ -49,7 +49,7 @@ class Published(BaseModel):
     values: dict[Name, float]
 
 
-class PaperBlock(Block):
+class PaperBlock(PlanBlock):
     """A block with what a paper says about it."""
 
     published: tuple[Published, ...] = ()
@@ -77,8 +77,8 @@ class PaperPlan(PlanFile):
     @property
     def known_scales(self) -> list[Scale]:
         """The scales that the plan supports."""
-        named = {each for block in self.block if block.scales != SCALES for each in block.scales}
-        return [each for each in SCALES if each in {"cpu", *self.scale, *named}]
+        named = {scale for block in self.block if block.scales != SCALES for scale in block.scales}
+        return [scale for scale in SCALES if scale in {"cpu", *self.scale, *named}]
 
     def check(self, file: str) -> None:
         """Check also the blocks and cells that scales and published figures name.
@@ -87,15 +87,17 @@ class PaperPlan(PlanFile):
             ConfigError: There is no such block or cell.
         """
         super().check(file)
-        known = [block.name for block in self.block]
-        for scale, other in ((scale, each) for scale, change in self.scale.items() for each in change.blocks):
-            if other not in known:
-                raise ConfigError(f"{file}: scale.{scale}.blocks", f"names of blocks: {', '.join(known)}", other)
+        names = [block.name for block in self.block]
+        for scale, block_name in ((scale, name) for scale, change in self.scale.items() for name in change.blocks):
+            if block_name not in names:
+                raise ConfigError(f"{file}: scale.{scale}.blocks", f"names of blocks: {', '.join(names)}", block_name)
         for block in self.block:
             cells = list(dict.fromkeys(run.cell for run in self.runs(block.name)))
-            for each in block.published:
-                if each.cell not in cells:
-                    raise ConfigError(f"{file}: {block.name}.published.cell", f"one of {', '.join(cells)}", each.cell)
+            for published in block.published:
+                if published.cell not in cells:
+                    raise ConfigError(
+                        f"{file}: {block.name}.published.cell", f"one of {', '.join(cells)}", published.cell
+                    )
 
     def at(self, scale: Scale) -> PaperPlan:
         """Return the plan at a scale: the blocks that it has there, with the scale's changes.
@@ -106,12 +108,12 @@ class PaperPlan(PlanFile):
         if scale not in self.known_scales:
             raise ConfigError("--scale", f"{' or '.join(self.known_scales)}, which {self.title} has", scale)
         change = self.scale.get(scale, AtScale()) if scale != "cpu" else AtScale()
-        wanted = {block.name for block in self.block if block.name in (change.blocks or (block.name,))}
-        wanted |= {block.trials for block in self.block if block.name in wanted}
-        there = [block for block in self.block if scale in block.scales and block.name in wanted]
+        names = {block.name for block in self.block if block.name in (change.blocks or (block.name,))}
+        names |= {block.trials for block in self.block if block.name in names}
+        blocks = [block for block in self.block if scale in block.scales and block.name in names]
         words = ", ".join(f"{key} = {value}" for key, value in flatten_tables(change.keys))
-        said = f"At scale {scale}, with {words}; titles are those of the paper's data. " if words else ""
-        update = {"block": tuple(self._scaled(block, change) for block in there), "note": said + self.note}
+        remark = f"At scale {scale}, with {words}; titles are those of the paper's data. " if words else ""
+        update = {"block": tuple(self._scaled(block, change) for block in blocks), "note": remark + self.note}
         return self.model_copy(update=update)
 
     def _scaled(self, block: PaperBlock, change: AtScale) -> PaperBlock:
@@ -127,9 +129,9 @@ class PaperPlan(PlanFile):
         Raises:
             ConfigError: No block belongs to that table.
         """
-        known = sorted({each for block in self.block for each in block.tables})
-        if table not in known:
-            expected = f"one of {', '.join(known)}" if known else "no such option, because the plan names no tables"
+        tables = sorted({name for block in self.block for name in block.tables})
+        if table not in tables:
+            expected = f"one of {', '.join(tables)}" if tables else "no such option, because the plan names no tables"
             raise ConfigError("--table", expected, table)
         needed = {block.trials for block in self.block if table in block.tables and block.trials}
         blocks = tuple(block for block in self.block if table in block.tables or block.name in needed)

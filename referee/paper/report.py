@@ -58,16 +58,15 @@ def read_results(path: Path) -> dict[str, RunRecord]:
     return {record.labels["name"]: record for record in read(path)}
 
 
-def _budget(found: Group) -> Iterator[str]:
+def _budget(records: Group) -> Iterator[str]:
     """Yield a line with the runs' wall time, CPUs and commits; nothing if no run has recorded its commit."""
-    commits = Counter(one.commit for one in found)
+    commits = Counter(record.commit for record in records)
     unknown = commits.pop("", 0)
     if commits:
-        minutes = sum(one.seconds for one in found) / 60
-        cpus = sorted({one.machine for one in found} - {""})
-        words = (
-            f"{len(found)} run{'s' * (len(found) > 1)}, {minutes:.1f} minutes of wall time in all, on {', '.join(cpus)}"
-        )
+        minutes = sum(record.seconds for record in records) / 60
+        cpus = sorted({record.machine for record in records} - {""})
+        count = f"{len(records)} run{'s' * (len(records) > 1)}"
+        words = f"{count}, {minutes:.1f} minutes of wall time in all, on {', '.join(cpus)}"
         rest = f", and unknown for {unknown}" if unknown else ""
         yield from (f"{words}; commit {', '.join(sorted(commits))}{rest}.", "")
 
@@ -83,8 +82,8 @@ def all_tables(plan: PaperPlan, results: Mapping[str, RunRecord], missing: bool 
     for block in plan.block:
         if missing or any(run.name in results for run in plan.runs(block.name)):
             title = block.title or block.name
-            made = trial_tables if block.name in plan.trial_blocks else block_tables
-            yield from (*([f"## {title}", ""] if title else []), *made(plan, block.name, results))
+            make_tables = trial_tables if block.name in plan.trial_blocks else block_tables
+            yield from (*([f"## {title}", ""] if title else []), *make_tables(plan, block.name, results))
 
 
 def block_tables(plan: PaperPlan, name: str, results: Mapping[str, RunRecord]) -> Iterator[str]:
@@ -100,20 +99,20 @@ def trial_tables(plan: PaperPlan, name: str, results: Mapping[str, RunRecord]) -
     yield ""
 
 
-def _block(block: PaperBlock, runs: Sequence[PlannedRun], found: Mapping[str, RunRecord]) -> Iterator[str]:
-    missing = [run.name for run in runs if run.name not in found]
+def _block(block: PaperBlock, runs: Sequence[PlannedRun], results: Mapping[str, RunRecord]) -> Iterator[str]:
+    missing = [run.name for run in runs if run.name not in results]
     if missing:
         names = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
         yield from (f"Not there: {len(missing)} of {len(runs)} runs: {names}.", "")
-    yield from _budget([found[run.name] for run in runs if run.name in found])
+    yield from _budget([results[run.name] for run in runs if run.name in results])
     for cell in dict.fromkeys(run.cell for run in runs):
         groups: dict[str, list[RunRecord]] = {}
         for run in runs:
-            if run.cell == cell and (one := found.get(run.name)):
-                groups.setdefault(run.variant, []).append(one)
+            if run.cell == cell and (record := results.get(run.name)):
+                groups.setdefault(run.variant, []).append(record)
         if groups:
             yield from _cell(cell, groups, {run.variant: run.deployed for run in runs}, block.headline)
-            yield from _published([each for each in block.published if each.cell == cell], groups)
+            yield from _published([published for published in block.published if published.cell == cell], groups)
 
 
 def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], headline: str | None) -> Iterator[str]:
@@ -123,12 +122,12 @@ def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], h
     yield from table(_main_header(), [_main_row(name, group, deployed[name]) for name, group in groups.items()])
     yield from table(*privacy_table(groups))
     yield from table(*_curves(groups))
-    there = {view for group in groups.values() for one in group for view in one.accuracy}
+    views = {view for group in groups.values() for record in group for view in record.accuracy}
     for view in MODELS:
-        if f"{view}-shift-100" in there:
+        if f"{view}-shift-100" in views:
             header = [f"{view}, shift %", *map(str, SHIFTS)]
             names = [f"{view}-shift-{percent}" for percent in SHIFTS]
-            rows = [[name, *(accuracy(group, each) for each in names)] for name, group in groups.items()]
+            rows = [[name, *(accuracy(group, shifted) for shifted in names)] for name, group in groups.items()]
             yield from table(header, rows)
     yield from table(*by_capacity(groups, "deployed", deployed))
     yield from table(*by_capacity(groups, "trained", dict.fromkeys(groups, "trained")))
@@ -143,16 +142,16 @@ def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], h
 
 def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> Iterator[str]:
     """Yield a table of published and measured figures, in the views of the plan."""
-    pairs = [(each, view) for each in published for view in each.views]
+    pairs = [(reported, view) for reported in published for view in reported.views]
     kinds = list(dict.fromkeys(_kind(*pair) for pair in pairs))
     rows: dict[str, list[str]] = {}
-    for each, whole in pairs:
-        view, place = whole.partition("-")[0], 3 * kinds.index(_kind(each, whole))
-        for name, value in each.values.items():
-            measured = accuracy(groups.get(name, ()), whole, each.figure)
+    for reported, whole in pairs:
+        view, column = whole.partition("-")[0], 3 * kinds.index(_kind(reported, whole))
+        for name, value in reported.values.items():
+            measured = accuracy(groups.get(name, ()), whole, reported.figure)
             difference = "–" if measured == "–" else f"{float(measured.partition(' ')[0]) - value:+.1f}"
             row = rows.setdefault(f"{name}, {view}", ["–"] * 3 * len(kinds))
-            row[place : place + 3] = [f"{value:.1f}", measured, difference]
+            row[column : column + 3] = [f"{value:.1f}", measured, difference]
     cells = [f"{kind}, {figure}" for kind in kinds for figure in ("published", "measured", "difference")]
     yield from table(["published beside measured, view", *cells], [[name, *row] for name, row in rows.items()])
 
@@ -182,13 +181,15 @@ def _main_header() -> list[str]:
 def _main_row(name: str, group: Group, deployed: str) -> list[str]:
     clients = [f"{accuracy(group, view)} ({_spread(group, view)})" for view in MODELS]
     clients = ["–" if cell.startswith("–") else cell for cell in clients]
-    up, down, dense = (mean(sum(one.bytes[k] / MEGA for k in keys) for one in group) for keys in _SIZES)
-    work = mean(one.figures["multiply_adds"] / len(one.participants) for one in group) / 1e9
+    up, down, dense = (mean(sum(record.bytes[k] / MEGA for k in keys) for record in group) for keys in _SIZES)
+    work = mean(record.figures["multiply_adds"] / len(record.participants) for record in group) / 1e9
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
-    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one.seconds for one in group):.0f}"]
-    risen = mean_rise([Rise(**one.figures["rise"]) for one in group if "rise" in one.figures])
+    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(record.seconds for record in group):.0f}"]
+    risen = mean_rise([Rise(**record.figures["rise"]) for record in group if "rise" in record.figures])
     name += (
-        f" ({mean(one.rounds for one in group):.4g} rounds)" if any("stopped" in one.figures for one in group) else ""
+        f" ({mean(record.rounds for record in group):.4g} rounds)"
+        if any("stopped" in record.figures for record in group)
+        else ""
     )
     name += " (not converged)" if risen and risen.goes_on else ""
     rest = [accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile")]
@@ -200,22 +201,22 @@ _SIZES = (("up",), ("down",), ("up_dense", "down_dense"))
 
 def accuracy(group: Group, view: str, figure: str = "mean") -> str:
     """Return a view's figure in %, as mean ± standard deviation over seeds; a dash if no run has the view."""
-    found = over_seeds([one.accuracy[view][figure] for one in group if one.accuracy.get(view)])
-    return found.text() if found else "–"
+    estimate = over_seeds([record.accuracy[view][figure] for record in group if record.accuracy.get(view)])
+    return estimate.text() if estimate else "–"
 
 
 def _spread(group: Group, view: str) -> str:
-    values = [100 * one.accuracy[view]["std"] for one in group if one.accuracy.get(view)]
+    values = [100 * record.accuracy[view]["std"] for record in group if record.accuracy.get(view)]
     return f"{np.mean(values):.1f}" if values else ""
 
 
 def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
     """Return received accuracy by round and the MB sent until then, in both directions, for the first seed."""
-    first = next(one for group in groups.values() for one in group)
+    first = next(record for group in groups.values() for record in group)
     rounds, rows = first.curve.get("round", []), []
     for name, group in groups.items():
         points: dict[int, dict[str, float]] = {}
-        for curve in (one.curve for one in group if one.seed == first.seed):
+        for curve in (record.curve for record in group if record.seed == first.seed):
             points |= {n: {key: curve[key][at] for key in curve} for at, n in enumerate(curve.get("round", ()))}
         cells = []
         for number in rounds:

@@ -102,12 +102,12 @@ class HonestClients:
         """Do nothing."""
 
 
-Run: TypeAlias = tuple[int, str, str, str]  # seed, method, defence, attack
+PoisonedRun: TypeAlias = tuple[int, str, str, str]  # seed, method, defence, attack
 
 
-def run(wanted: Run, commit: str) -> RunRecord:
+def execute(planned: PoisonedRun, commit: str) -> RunRecord:
     """Execute one run and return its record."""
-    seed, method, defence, attack = wanted
+    seed, method, defence, attack = planned
     honest = HonestClients()
     keys = {**KEYS, **DEFENCES[defence], "method": method, "seed": seed}
     labels = {"attack": attack, "defence": defence}
@@ -121,8 +121,12 @@ def table(rows: Sequence[RunRecord]) -> str:
     """Return the rows as a Markdown table: mean accuracy over seeds in per cent, and refused uploads."""
     lines = ["| method | option | " + " | ".join(ATTACKS) + " |", "|---|---|" + "---:|" * len(ATTACKS)]
     for method, defence in product(METHODS, DEFENCES):
-        mine = [row for row in rows if (row.method, row.labels["defence"]) == (method, defence)]
-        cells = [_cell(some) for attack in ATTACKS if (some := [row for row in mine if row.labels["attack"] == attack])]
+        option_rows = [row for row in rows if (row.method, row.labels["defence"]) == (method, defence)]
+        cells = [
+            _cell(some)
+            for attack in ATTACKS
+            if (some := [row for row in option_rows if row.labels["attack"] == attack])
+        ]
         lines += [f"| {method} | {defence} | {' | '.join(cells)} |"] if cells else []
     return "\n".join(lines)
 
@@ -139,7 +143,7 @@ def pages() -> dict[Path, str]:
     return {ROWS.with_suffix(".md"): render("poison.md", table=table(read(ROWS)))}
 
 
-def needed(seeds: Sequence[int], rows: Sequence[RunRecord]) -> list[Run]:
+def needed(seeds: Sequence[int], rows: Sequence[RunRecord]) -> list[PoisonedRun]:
     """Return the runs that have no record."""
     done = {(row.seed, row.method, row.labels["defence"], row.labels["attack"]) for row in rows}
     possible = [run for run in product(seeds, METHODS, DEFENCES, ATTACKS) if run not in done]
@@ -150,9 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing."""
     parser = options("python -m referee.poison", __doc__, hours=24.0)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    given = parser.parse_args(arguments)
-    missing = needed(given.seeds, read(ROWS))
-    for record in records(lambda: missing, partial(run, commit=commit_now()), given.jobs, given.hours):
+    args = parser.parse_args(arguments)
+    missing = needed(args.seeds, read(ROWS))
+    for record in records(lambda: missing, partial(execute, commit=commit_now()), args.jobs, args.hours):
         append(ROWS, record)
         print(record.method, record.labels, f"seed {record.seed}:", record.accuracy, flush=True)
 

@@ -64,13 +64,13 @@ def run(
 
 
 def load(run: str | Path, *, code: Iterable[Function | str] = ()) -> Run:
-    """Return a run that there is: by its directory, or by its name. Nothing that it names is imported.
+    """Return an existing run by its directory or name. Nothing that its keys name is imported.
 
     Args:
         run: Its directory or name.
         code: The functions and classes with which it was run, for :meth:`Run.model`, or their names,
-            ``package.module:NAME``: what else its keys name is refused. Those of a notebook or script need not be given
-            if this session has given them to :func:`run`. A run's directory has their names alone.
+            ``package.module:NAME``; any other code that its keys name is refused. Functions of a notebook or script
+            need not be listed if this session has passed them to :func:`run`. A run's directory has only their names.
 
     Raises:
         ConfigError: There is no such run.
@@ -127,7 +127,7 @@ def compare(
         "seeds": listed("seeds", seeds, "range(2) or [2]"),
         "settings": {**shared, **alone},
     }
-    place = Path(out or Path("runs") / "compare").absolute()
+    folder = Path(out or Path("runs") / "compare").absolute()
     plan: PlanFile = make_plan(Path("compare.toml"), {**table, "tune": True} if tune else table)
 
     def displays(notes: Sequence[str]) -> PlanDisplay:
@@ -135,13 +135,13 @@ def compare(
             _log(notes)
         return PlanDisplay(console(stderr=True, quiet=not progress), notes)
 
-    done = run_plan(plan, place, displays, jobs=jobs)
+    done = run_plan(plan, folder, displays, jobs=jobs)
     if bad := done.lost:
         raise failure("compare", len(done.runs), bad)
-    made = Compared(place)
-    for one in made.comparison.tuning if progress else ():
-        say(f"tuned: {one.label}{f', {one.cell}' * bool(one.cell)}: {one.chosen or 'nothing'}", err=True)
-    return made
+    compared = Compared(folder)
+    for tuned in compared.comparison.tuning if progress else ():
+        say(f"tuned: {tuned.label}{f', {tuned.cell}' * bool(tuned.cell)}: {tuned.chosen or 'nothing'}", err=True)
+    return compared
 
 
 def _log(notes: Iterable[str]) -> None:

@@ -27,10 +27,10 @@ def importable(value: Any) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return ""
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is value else ""
+        target = getattr(target, part, None)
+    return f"{module}:{name}" if target is value else ""
 
 
 def code_digest(function: Callable[..., Any]) -> str:
@@ -49,7 +49,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
-        self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other gets its id
+        self._visited: dict[int, tuple[int, Any]] = {}  # with the object, so that no other gets its id
 
     def _put(self, kind: str, content: bytes = b"") -> None:
         self.digest.update(f"{kind}:{len(content)}:".encode() + content)
@@ -61,22 +61,22 @@ class _Walk:
         elif type(value) is tuple:
             self._all("tuple", value)
         elif type(value) in (set, frozenset):  # in an order that does not depend on the hash seed
-            self._all("set", sorted(_alone(each) for each in value))
+            self._all("set", sorted(_alone(item) for item in value))
         elif isinstance(value, CodeType):
             self._code(value)
-        elif place := importable(value):
-            self._put("place", place.encode())
-        elif id(value) in self._seen:  # of a cycle, such as a function that calls itself
-            self._put("seen", str(self._seen[id(value)][0]).encode())
+        elif location := importable(value):
+            self._put("place", location.encode())
+        elif id(value) in self._visited:  # of a cycle, such as a function that calls itself
+            self._put("seen", str(self._visited[id(value)][0]).encode())
         else:
-            self._seen[id(value)] = len(self._seen), value
+            self._visited[id(value)] = len(self._visited), value
             self._compound(value)
 
     def _all(self, kind: str, values: Any) -> None:
-        each = list(values)
-        self._put(kind, str(len(each)).encode())
-        for one in each:
-            self.add(one)
+        items = list(values)
+        self._put(kind, str(len(items)).encode())
+        for item in items:
+            self.add(item)
 
     def _compound(self, value: Any) -> None:
         if isinstance(value, FunctionType):
@@ -84,7 +84,7 @@ class _Walk:
         elif isinstance(value, type):
             self._put("class", value.__name__.encode())
             self._all("bases", (type(value), *value.__bases__))
-            self._pairs({name: each for name, each in sorted(vars(value).items()) if name not in _DERIVED})
+            self._pairs({name: member for name, member in sorted(vars(value).items()) if name not in _DERIVED})
         elif isinstance(value, dict | MappingProxyType) and type(value) in (dict, MappingProxyType):
             self._pairs(value)
         elif type(value) is list:
@@ -135,14 +135,14 @@ class _Walk:
 
         try:
             registered = copyreg.dispatch_table.get(type(value))
-            made = registered(value) if registered else value.__reduce_ex__(4)
+            reduced = registered(value) if registered else value.__reduce_ex__(4)
         except TypeError:  # of a kind that cloudpickle alone can send, or nobody
             self._put("pickle", cloudpickle.dumps(value))
             return
-        if isinstance(made, str):  # by name; what functools.cache wraps is code all the same
-            self._all("global", (type(value).__module__, made, getattr(value, "__wrapped__", None)))
+        if isinstance(reduced, str):  # by name; what functools.cache wraps is code all the same
+            self._all("global", (type(value).__module__, reduced, getattr(value, "__wrapped__", None)))
             return
-        function, arguments, state, items, pairs = (*made, None, None, None)[:5]
+        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
         self._all("object", (function, arguments, state, list(items or ()), list(pairs or ())))
 
 
@@ -183,6 +183,6 @@ def _globals(code: CodeType) -> Iterator[str]:
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield step.argval
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _globals(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals(constant)

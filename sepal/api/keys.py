@@ -76,17 +76,17 @@ def name_of(function: Function) -> str:
     return user_modules.keep(f"{plain.strip('<>')}_{code_digest(function)[:12]}", content, function)
 
 
-def code_key(key: str, given: Function | str) -> str:
+def code_key(key: str, value: Function | str) -> str:
     """Return the value of the run-config key ``key``, for a function or its name.
 
     Raises:
         ConfigError: It is neither.
     """
-    if isinstance(given, str):
-        return given
-    if not callable(given):
-        raise ConfigError(key, "a function, or package.module:function", type(given).__name__)
-    return name_of(given)
+    if isinstance(value, str):
+        return value
+    if not callable(value):
+        raise ConfigError(key, "a function, or package.module:function", type(value).__name__)
+    return name_of(value)
 
 
 def flat_keys(method: str, dataset: str | Own, model: Function | str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def settings_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return name_of(value) if callable(value) else value
 
 
@@ -135,12 +135,12 @@ def flatten_mapping(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     return flat
 
 
-def listed(key: str, given: Iterable[Any], example: str) -> list[Any]:
-    """Return ``given`` as a list.
+def listed(key: str, values: Iterable[Any], example: str) -> list[Any]:
+    """Return ``values`` as a list.
 
     Raises:
         ConfigError: It is one value: whether ``seeds=2`` means one seed or two is not guessed.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ConfigError(key, f"a list, such as {example}", given)
-    return list(given)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(key, f"a list, such as {example}", values)
+    return list(values)

@@ -31,8 +31,8 @@ class Run:
 
     Attributes:
         path: The run's directory (docs/run-directory.md).
-        code: Code that its keys may name: of a run of this session that which it ran with, of another one what
-            :func:`sepal.load` was given.
+        code: Code that its keys may name: for a run of this session the code that it ran with, for another run the code
+            that :func:`sepal.load` got.
     """
 
     path: Path
@@ -126,10 +126,10 @@ class Run:
 
         from sepal.export.predicting import predictions
 
-        found = predictions(self._loaded(client, view), data)
-        if (table := found.table()) is None:
-            head = "mask" if found.found.learning.name == "segmentation" else "prediction"
-            return pd.DataFrame({"example": found.names, head: list(found.predicted)})
+        result = predictions(self._loaded(client, view), data)
+        if (table := result.table()) is None:
+            head = "mask" if result.found.learning.name == "segmentation" else "prediction"
+            return pd.DataFrame({"example": result.names, head: list(result.predicted)})
         return pd.DataFrame(table[1], columns=table[0])
 
     def prepare(self, data: Any, client: str | int = 0) -> npt.NDArray[Any]:
@@ -156,16 +156,18 @@ class Run:
         from sepal import user_modules
         from sepal.config.elsewhere import named_code
 
-        here = (name for name in named_code(self.stored.config).values() if name.startswith(f"{user_modules.DEFINED}:"))
-        return self.code.union(here)
+        session_code = (
+            name for name in named_code(self.stored.config).values() if name.startswith(f"{user_modules.DEFINED}:")
+        )
+        return self.code.union(session_code)
 
     def _loaded(self, client: str | int, view: str) -> Loaded:
         from sepal.export.client_model import write_model
         from sepal.study.runs import model_of
 
-        found = model_of(self.path, client, view, self._allowed(), HOW)
+        client_model = model_of(self.path, client, view, self._allowed(), HOW)
         with tempfile.TemporaryDirectory() as scratch:
-            return write_model(found, Path(scratch) / "model.safetensors")
+            return write_model(client_model, Path(scratch) / "model.safetensors")
 
     def plot(self, data: bool = False) -> Report:
         """Return the run's report, which a notebook shows.
@@ -238,9 +240,9 @@ class Frontier:
             for cell in self.comparison.cells:
                 variants = self.comparison.variants(cell)
                 near = close_to(variants) if variants else None
-                for place in frontier(entries(variants), self.comparison.measure):
-                    entry, arrived = place.entry, near and near.reached.get(place.entry.label)
-                    row = (cell, entry.label, entry.megabytes, entry.value.mean, place.frontier, place.rival)
+                for standing in frontier(entries(variants), self.comparison.measure):
+                    entry, arrived = standing.entry, near and near.reached.get(standing.entry.label)
+                    row = (cell, entry.label, entry.megabytes, entry.value.mean, standing.frontier, standing.rival)
                     rows.append((*row, arrived.megabytes if arrived else None))
         names = ["setting", "name", "megabytes", self.comparison.measure.name, "frontier", "noise", "megabytes_near"]
         return pd.DataFrame(rows, columns=names)

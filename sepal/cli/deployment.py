@@ -44,8 +44,9 @@ def certs(
 
     Run it again to add hosts and nodes, or to renew the certificate.
     """
-    from sepal.engines.flower.certificates import RENEW_DAYS, make_certificates
+    from sepal.engines.flower.certificates import make_certificates
     from sepal.names import client_name
+    from sepal.operation.expiry import expiry
 
     names = [*map(client_name, range(nodes)), *(node or [])]
     ask, now = ask_passphrase(directory), datetime.now(UTC)
@@ -53,8 +54,8 @@ def certs(
     place, which = directory.absolute(), "made" if made.ca else "kept"
     until = f"valid until {made.until:%Y-%m-%d}"
     say(f"{place}/ca: {which}, {until}; stays here: who has ca.key can pose as the server")
-    kept = f"kept, valid for more than {RENEW_DAYS} days"
-    say(f"{place}/server: {'made' if made.server else kept}; goes to the server: sepal serve --certs server")
+    until = f"valid until {expiry(place / 'server' / 'server.pem'):%Y-%m-%d}"
+    say(f"{place}/server: {'made' if made.server else 'kept'}, {until}; goes to the server: sepal serve --certs server")
     for name in dict.fromkeys(names):
         what = "made" if name in made.nodes else "kept"
         say(f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}")

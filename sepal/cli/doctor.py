@@ -18,7 +18,7 @@ def doctor() -> None:
     stopped = False
     for finding in examine():
         mark = "ok  " if finding.good else "BAD " if finding.stops else "note"
-        say(f"{mark} {finding.what}: {finding.words}")
+        say(f"{mark} {finding.check}: {finding.words}")
         stopped |= finding.stops
     if stopped:
         raise typer.Exit(1)

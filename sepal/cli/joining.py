@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
 from sepal.cli.options import Log, Metrics, Verbose
 from sepal.errors import ConfigError, one_line
+from sepal.report.printing import say
 
 # 20 uploads with a noise multiplier of 5 have an ε of 9.4 at δ = 1e-5, compared with any other data of the client.
 STRICT_NOISE, STRICT_UPLOADS = 5.0, 20
@@ -148,7 +150,21 @@ def join(
         if audit != "none":
             file = expanded("--audit", audit) if audit else private_home() / "audit" / f"{client}.jsonl"
             node_config["audit"] = str(file.absolute())
-        stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command, metrics, verbose)
+        show = partial(say, err=True)
+        stay(
+            client,
+            node_config,
+            address,
+            credentials,
+            cold,
+            poll,
+            allow_code,
+            tell,
+            tell_command,
+            show,
+            metrics,
+            verbose,
+        )
 
 
 def demands(

@@ -58,8 +58,10 @@ def set_log(form: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Print a line on standard error."""
-    say(line, err=True)
+    """Print a line on standard error; with ``--log json`` as JSON with its time, as the log has it."""
+    from sepal.operation.figures import json_line, log_is_json
+
+    say(json_line(line) if log_is_json() else line, err=True)
 
 
 def tell_command(line: str) -> None:

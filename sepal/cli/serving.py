@@ -6,9 +6,10 @@ docs/deployment.md).
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,16 +76,19 @@ def serve(
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
         raise ConfigError("--control", "another port than --port", control)
-    for key, address, number in (("--port", host, port), ("--control", "127.0.0.1", control)):
-        if reason := unusable(address, number):
-            raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
     if not credentials:
         check_plain_text(host, insecure)
     servers = private_home() / "server"
     with ExitStack() as stack:
+        stack.enter_context(certificates_watched(credentials.certificates if credentials else ()))
         stack.enter_context(alone(servers))
         place = state_of(servers, str(flat.get("name", "")))
         flower = stack.enter_context(Flower(place, directory=Path.cwd(), tell=tell_command))
+        if orphans := flower.take_over(servers / "processes"):
+            tell(f"sepal: ended {orphans} processes of a `sepal serve` that was killed")
+        for key, address, number in (("--port", host, port), ("--control", "127.0.0.1", control)):
+            if reason := unusable(address, number):
+                raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
         flower.ports = Ports(port, control)
         clear(place)
         flower.start_superlink(host, credentials=credentials)
@@ -97,6 +101,26 @@ def serve(
         file = place / "run.log"
         ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
     ended.check(file)
+
+
+@contextmanager
+def certificates_watched(certificates: Sequence[Path]) -> Iterator[None]:
+    """Refuse certificates that have expired, warn of those that will, and let ``/metrics`` show their dates.
+
+    Raises:
+        ConfigError: One has expired.
+    """
+    from sepal.operation.expiry import ExpiryWatch, check_not_expired, expiry
+    from sepal.operation.figures import CERTIFICATES
+
+    check_not_expired(certificates)
+    os.environ[CERTIFICATES] = json.dumps({file.name: expiry(file).timestamp() for file in certificates})
+    watch = ExpiryWatch(certificates, tell)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.end()
 
 
 def how_to_join(host: str, port: int, flat: Mapping[str, Any]) -> str:

@@ -76,6 +76,8 @@ def disagreement(client: str, server: str, reported: str) -> ConfigError | None:
         server: The server's :func:`agreed_text`.
         reported: The client's :func:`agreed_text`; untrusted.
     """
+    if server == reported:
+        return None
     ours, theirs = _rows(server), _rows(reported)
     for key in {**ours, **theirs}:
         (expected, here), (got, there) = (rows.get(key, ("nothing", "unknown")) for rows in (ours, theirs))

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sepal.operation.listener import Listener
 
 METRICS = "SEPAL_METRICS"  # [HOST:]PORT of a ServerApp's figures
+CERTIFICATES = "SEPAL_CERTIFICATES"  # JSON: the server's certificate files, each with its end in seconds since 1970
 LOG = "SEPAL_LOG"  # json
 STATS = "SEPAL_STATS"  # file to which a client writes a line for each message
 CLOSING = "the closing evaluation begins"  # how a client's line ends, by which its reply is told from a round's
@@ -47,14 +49,23 @@ def place_of(text: str, key: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: str = METRICS) -> Listener:
-    """Serve ``/metrics`` and ``/healthz`` in a thread until ``shutdown``, as :mod:`sepal.operation.listener` says.
+def serve(
+    place: str,
+    collector: Collector,
+    well: Callable[[], str] = str,
+    key: str = METRICS,
+    ready: Callable[[], str] | None = None,
+) -> Listener:
+    """Serve ``/metrics``, ``/healthz`` and ``/readyz`` until ``shutdown``, as :mod:`sepal.operation.listener` says.
+
+    ``/healthz`` asks whether the process has to be started again, ``/readyz`` whether its work goes on.
 
     Args:
         place: ``[HOST:]PORT``.
         collector: Gives the figures.
         well: Returns what is wrong; empty if nothing is. ``/healthz`` then answers 200, otherwise 503.
         key: What asked for it, for errors.
+        ready: Returns what the work waits for, in the same way; by default the same as ``well``.
 
     Raises:
         ConfigError: The place is not one, is taken, or prometheus-client is not installed.
@@ -69,15 +80,17 @@ def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: 
     registry.register(collector)
     ProcessCollector(registry=registry)
 
+    checks = {"/healthz": well, "/readyz": ready or well}
+
     class Figures(Page):
         def answer(self) -> None:
-            trouble = well() if self.path == "/healthz" else ""
-            pages = {"/metrics": lambda: generate_latest(registry), "/healthz": (trouble or "ok").encode}
+            trouble = checks[self.path]() if self.path in checks else ""
+            pages = {"/metrics": lambda: generate_latest(registry)} | dict.fromkeys(checks, (trouble or "ok").encode)
             page = pages.get(self.path)
             self.send_response(404 if page is None else 503 if trouble else 200)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.end_headers()
-            self.wfile.write(page() if page else b"/metrics or /healthz")
+            self.wfile.write(page() if page else b"/metrics, /healthz or /readyz")
 
     try:
         server = Listener(place_of(place, key), Figures)
@@ -92,22 +105,42 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        time = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
-        line = {"time": f"{time}.{int(record.msecs):03d}Z", "level": record.levelname, "logger": record.name}
+        second = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
+        line = {"time": f"{second}.{int(record.msecs):03d}Z", "level": record.levelname, "logger": record.name}
         line["message"] = record.getMessage()
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line)  # ASCII: some readers split lines at other characters, too, and terminals obey some
 
 
-def log_as_json() -> bool:
-    """Let the loggers ``sepal`` and ``flwr`` of this process write JSON lines if ``SEPAL_LOG`` says so; return that."""
-    if os.environ.get(LOG) != "json":
-        return False
-    import time
+def log_is_json() -> bool:
+    """Return whether ``SEPAL_LOG`` asks for JSON lines."""
+    return os.environ.get(LOG) == "json"
 
+
+def json_formatter() -> JsonLines:
+    """Return a formatter whose times are in UTC."""
     formatter = JsonLines()
     formatter.converter = time.gmtime
+    return formatter
+
+
+def json_line(text: str) -> str:
+    """Return what a command says itself as a line of its log: a warning where it begins so, else information."""
+    level = logging.WARNING if text.startswith("sepal: warning: ") else logging.INFO
+    message = text.removeprefix("sepal: ").removeprefix("warning: ")
+    return json_formatter().format(
+        logging.makeLogRecord(
+            {"name": "sepal", "levelno": level, "msg": message} | {"levelname": logging.getLevelName(level)}
+        )
+    )
+
+
+def log_as_json() -> bool:
+    """Let the loggers ``sepal`` and ``flwr`` of this process write JSON lines if ``SEPAL_LOG`` says so; return that."""
+    if not log_is_json():
+        return False
+    formatter = json_formatter()
     for name in ("sepal", "flwr"):
         logger = logging.getLogger(name)
         if not logger.handlers:

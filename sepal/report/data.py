@@ -16,7 +16,7 @@ from sepal.report.places import frontier_rows
 from sepal.runs.about import Labels, labels_of
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
-from sepal.study.results import DIRECTIONS, Point, Result, Variant
+from sepal.study.results import DIRECTIONS, CurvePoint, RunResult, Variant
 from sepal.study.statistics import over_seeds
 
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
@@ -66,7 +66,7 @@ def _stored(comparison: Comparison) -> list[str]:
     return [view for view in views(comparison) if view != DEPLOYED]
 
 
-def _has(result: Result, view: str) -> bool:
+def _has(result: RunResult, view: str) -> bool:
     return bool(result.points(view) or result.sampled(view))
 
 
@@ -127,8 +127,8 @@ def _rounded(megabytes: float) -> float:
 At = tuple[int, int]  # a point's round, and the rounds completed: the last round and the closing one differ in these
 
 
-def _by_round(curves: Iterable[Sequence[Point]]) -> dict[At, list[Point]]:
-    found: dict[At, list[Point]] = {}
+def _by_round(curves: Iterable[Sequence[CurvePoint]]) -> dict[At, list[CurvePoint]]:
+    found: dict[At, list[CurvePoint]] = {}
     for curve in curves:
         for point in curve:
             found.setdefault((point.round, point.completed), []).append(point)

@@ -207,7 +207,7 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
 
 def said(found: Estimate | None, measure: Measure = ACCURACY) -> str:
     """Return an estimate with its unit as text."""
-    return found.told(measure) if found else "no figure"
+    return found.with_unit(measure) if found else "no figure"
 
 
 def named(title: str, comparison: Comparison) -> str:

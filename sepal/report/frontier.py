@@ -17,7 +17,7 @@ from sepal.report.marks import LONGEST, RIGHT, Look, colour_of, labels, shape_of
 from sepal.report.places import by_cell, logarithmic, of_places
 from sepal.report.sentences import frontier_sentence, on_frontier
 from sepal.study.comparison import Comparison
-from sepal.study.frontier import Place
+from sepal.study.frontier import Standing
 from sepal.tasks.scoring import ACCURACY, Measure
 
 NAME = "frontier"
@@ -38,7 +38,7 @@ class Panels:
         order: Labels by whose order looks are given; further ones come after them.
     """
 
-    places: Mapping[str, Sequence[Place]]
+    places: Mapping[str, Sequence[Standing]]
     measure: Measure = ACCURACY
     megabytes: str = MEGABYTES
     order: Sequence[str] = ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sepal.report.learned import Row
 from sepal.study.comparison import Comparison
-from sepal.study.frontier import Place, entries, frontier
+from sepal.study.frontier import Standing, entries, frontier
 from sepal.tasks.scoring import Measure
 
 MARGIN = 1.25  # the axis goes on beyond the least and the largest size by this factor
@@ -21,7 +21,7 @@ def frontier_rows(comparison: Comparison) -> Iterator[Row]:
         yield from ({"cell": cell, **row} for row in of_places(places, comparison.measure, wide))
 
 
-def by_cell(comparison: Comparison) -> dict[str, list[Place]]:
+def by_cell(comparison: Comparison) -> dict[str, list[Standing]]:
     """Return the places of each cell; without a cell with one variant, which has no other beside it."""
     found = {cell: frontier(entries(comparison.variants(cell)), comparison.measure) for cell in comparison.cells}
     return {cell: places for cell, places in found.items() if len(places) > 1}
@@ -33,7 +33,7 @@ def logarithmic(panels: Iterable[Iterable[float]]) -> bool:
     return any(max(sizes) > SPAN * min(sizes) for sizes in some if sizes)
 
 
-def of_places(places: Sequence[Place], measure: Measure, wide: bool) -> Iterator[Row]:
+def of_places(places: Sequence[Standing], measure: Measure, wide: bool) -> Iterator[Row]:
     """Yield a row for each place, and one for the frontier's end at the right; ``x`` is where its line has a corner.
 
     Args:

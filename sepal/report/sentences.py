@@ -8,7 +8,7 @@ from typing import Any
 
 from sepal.report.sizes import size
 from sepal.study.comparison import SEEDS, Comparison
-from sepal.study.frontier import Place, entries, frontier, within_noise
+from sepal.study.frontier import Standing, entries, frontier, within_noise
 from sepal.study.results import DIRECTIONS, Variant
 
 _THE_DIFFERENCES = ("The difference between them is", "The differences between neighbours are")
@@ -39,7 +39,7 @@ def _one(variant: Variant) -> Iterator[str]:
     if mean and low:
         measure = variant.measure
         worst = "lowest" if measure.higher else "worst"
-        words = f"{variant.label}: {mean.told(measure)} mean {measure.name} over clients, {low.told(measure)}"
+        words = f"{variant.label}: {mean.with_unit(measure)} mean {measure.name} over clients, {low.with_unit(measure)}"
         yield f"{words} for the {worst} tenth,"
         yield f"with {_sent(variant)} MB (deployed models: {variant.deployed})."
 
@@ -125,7 +125,7 @@ def frontier_sentence(comparison: Comparison, cell: str) -> str:
     return on_frontier(frontier(entries(variants), comparison.measure)) if len(variants) > 1 else ""
 
 
-def on_frontier(places: Sequence[Place]) -> str:
+def on_frontier(places: Sequence[Standing]) -> str:
     """Return which places are on the frontier: ``Best for their bytes: local (0 MB), fedpse (1.31 MB). …``; "" for one.
 
     Neighbours are two that follow each other on the frontier.

@@ -16,7 +16,7 @@ from sepal.runs.places import IN_PROCESS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
 from sepal.study.divergence import divergence
-from sepal.study.frontier import CLOSE_TO, Close, close_to
+from sepal.study.frontier import CLOSE_TO, YardstickArrivals, close_to
 from sepal.study.majority import warning
 from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
 from sepal.study.statistics import Estimate
@@ -87,7 +87,7 @@ def step(variants: Sequence[Variant]) -> str:
     return "1 point" if variants[0].measure.percent else "1 %"
 
 
-def _arrived(near: Close | None, variant: Variant) -> str:
+def _arrived(near: YardstickArrivals | None, variant: Variant) -> str:
     found = near.reached.get(variant.label) if near else None
     return "≤ " * found.at_most + size(found.megabytes) if found else NONE
 
@@ -235,7 +235,7 @@ def conclusions(comparison: Comparison, cell: str) -> Iterator[str]:
         yield f"{first.label}: {'; '.join(said)}. {unit} of deployed models, 95 % interval over {number} seeds."
     for count, rest in sorted(few.items()):
         pairs = ((variant.label, variant.accuracy("deployed")) for variant in (first, *rest))
-        figures = (f"{label} {found.told(measure)}" for label, found in pairs if found)
+        figures = (f"{label} {found.with_unit(measure)}" for label, found in pairs if found)
         yield f"{FEW[count]} to say which is better: {', '.join(figures)} (deployed models)."
 
 

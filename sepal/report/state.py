@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sepal.report.data import with_cell
 from sepal.report.sentences import first_point
 from sepal.study.comparison import Comparison
-from sepal.study.results import Result
+from sepal.study.results import RunResult
 
 RECENT = 10  # rounds whose mean time is that of the rounds to come
 SILENT = 60.0  # seconds without a round, and as many usual rounds, after which a run may have been stopped
@@ -29,7 +29,7 @@ def state(comparison: Comparison) -> Iterator[str]:
         yield f'<p class="going">{html.escape(name + progress(result, time.time()))}</p>'
 
 
-def progress(result: Result, now: float) -> str:
+def progress(result: RunResult, now: float) -> str:
     """Return a run's round, the time left and its clients; before it has any, when they come. ``now``: in seconds."""
     rounds, lines = result.rounds, result.stored.lines
     if not lines:

@@ -81,6 +81,7 @@ class Round:
         self._failed: dict[str, SepalError] = {}
         self._failures: dict[str, int] = {}
         self._away: set[str] = set()
+        self._absent: set[str] = set()
         self._local, self._hurries = local, not local and not start.closing
         self._late: dict[str, str] = {}
         self._settled = False
@@ -115,6 +116,11 @@ class Round:
         """How many clients it asks."""
         return len(self._requests)
 
+    @property
+    def absent(self) -> set[str]:
+        """Those that it waits for and that were not connected when it last looked; other threads may ask."""
+        return self._absent.intersection(list(self.waiting))
+
     def evict(self, names: Collection[str]) -> None:
         """Stop waiting for the clients ``names``; an upload that was accepted before counts."""
         self._evicted.update(names)
@@ -142,6 +148,7 @@ class Round:
         here = sorted(self.waiting & set(nodes), key=lambda name: (name in self._spare, name))
         names = {nodes[name]: name for name in here}
         absent = sorted(self.waiting - set(nodes))
+        self._absent = set(absent)
         missing: Mapping[int, str] = {}
         if names:
             take: Take = lambda node, records: self.accept(names[node], records)  # noqa: E731

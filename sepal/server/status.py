@@ -15,7 +15,8 @@ class Status:
         roster: Number of clients in the roster.
         present: How many clients are connected.
         asked: How many have been asked in this round.
-        missing: How many of them have not answered yet.
+        working: How many of them are connected and have not answered yet.
+        missing: How many of them have not answered and are not connected.
     """
 
     round: int
@@ -23,4 +24,14 @@ class Status:
     roster: int = 0
     present: int = 0
     asked: int = 0
+    working: int = 0
     missing: int = 0
+
+    @property
+    def waits_for(self) -> str:
+        """What the run cannot go on without, in words; empty if its work goes on or is done."""
+        if self.phase == "waiting":
+            return f"waiting for clients: {self.present} are connected, {self.roster} are known"
+        if self.missing and not self.working:
+            return f"round {self.round} waits for {self.missing} of {self.asked} clients, which are not connected"
+        return ""

@@ -105,7 +105,8 @@ class SepalStrategy(StartOnly):
         present, roster = len(self._connections.nodes), len(progress.roster)
         if round is None or progress.closed:
             return Status(progress.round + 1, "closed" if progress.closed else "waiting", roster, present)
-        return Status(round.number, round.phase, roster, present, round.asked, len(round.waiting))
+        waiting, absent = len(round.waiting), len(round.absent)
+        return Status(round.number, round.phase, roster, present, round.asked, waiting - absent, absent)
 
     def start(  # Flower's signature; arguments that do not apply are refused
         self,

@@ -23,7 +23,7 @@ from sepal.storage.files import write_atomically
 from sepal.storage.regular import is_inside, is_regular
 from sepal.strategies.registry import as_begun
 from sepal.study.plans.model import PlanFile, PlannedRun
-from sepal.study.results import Result, Variant, read_result
+from sepal.study.results import RunResult, Variant, read_result
 from sepal.study.runs import INDEX, find_place, is_run, read_index, runs_of
 from sepal.study.statistics import Difference
 from sepal.tasks.scoring import ACCURACY, Measure
@@ -39,8 +39,8 @@ SEEDS_OF_ONE = marked(RunConfig, Mark.FREE, Mark.REPEAT)  # runs that differ in 
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What trials tried for one variant in one cell, and what they chose.
+class TuningResult:
+    """The values that trials tried for one variant in one cell, and the values that they chose.
 
     Attributes:
         cell: The reported runs' swept settings, as text.
@@ -74,11 +74,11 @@ class Comparison:
     """
 
     title: str
-    results: tuple[Result, ...]
+    results: tuple[RunResult, ...]
     view: str = "trained"
     target: float | None = None
     notes: tuple[str, ...] = ()
-    tuning: tuple[Tried, ...] = ()
+    tuning: tuple[TuningResult, ...] = ()
 
     @cached_property
     def measure(self) -> Measure:
@@ -97,12 +97,16 @@ class Comparison:
 
     def variants(self, cell: str) -> list[Variant]:
         """Return the variants of a cell, in the order of labels."""
-        found: dict[str, list[Result]] = {}
+        by_label: dict[str, list[RunResult]] = {}
         for result in self.results:
             if result.cell == cell and result.stored.lines:
-                found.setdefault(result.label, []).append(result)
+                by_label.setdefault(result.label, []).append(result)
         target = self.aim(cell)
-        return [Variant(label, cell, tuple(found[label]), target, self.view) for label in self.labels if label in found]
+        return [
+            Variant(label, cell, tuple(by_label[label]), target, self.view)
+            for label in self.labels
+            if label in by_label
+        ]
 
     def all_variants(self) -> Iterator[Variant]:
         """Yield the variants of all cells."""
@@ -113,9 +117,11 @@ class Comparison:
         """Return the accuracy to be reached in a cell, as a fraction; of another metric, its value."""
         if self.target is not None:
             return self.target
-        found = [r.accuracy(self.view) for r in self.results if r.cell == cell]
+        accuracies = [r.accuracy(self.view) for r in self.results if r.cell == cell]
         measure = self.measure
-        best = max((each["mean"] for each in found if each), key=lambda mean: measure.sign * mean, default=0.0)
+        best = max(
+            (accuracy["mean"] for accuracy in accuracies if accuracy), key=lambda mean: measure.sign * mean, default=0.0
+        )
         if not measure.percent:
             return float(f"{best - measure.sign * (1 - NEAR) * abs(best):.4g}")
         return math.floor(100 * NEAR * best) / 100
@@ -126,10 +132,10 @@ class Comparison:
         With ``deployed``, each variant's is that of its own deployed view. The intervals are over what
         :meth:`paired_over` says: of one difference, only one interval is shown.
         """
-        found = self.variants(cell)
+        variants = self.variants(cell)
         kind = Variant.difference_by_seed if self.paired_over(cell) == "seeds" else Variant.difference
-        pairs = [(f"{found[0].label} − {other.label}", kind(found[0], other, view)) for other in found[1:]]
-        return [(label, each) for label, each in pairs if each]
+        pairs = [(f"{variants[0].label} − {rival.label}", kind(variants[0], rival, view)) for rival in variants[1:]]
+        return [(label, difference) for label, difference in pairs if difference]
 
     def paired_over(self, cell: str) -> str:
         """Return ``seeds`` where there are enough of them for the interval of the conclusions; else ``clients``."""
@@ -138,12 +144,16 @@ class Comparison:
 
 
 def write_index(
-    plan: PlanFile, runs: Sequence[PlannedRun], out: Path, notes: Sequence[str] = (), tuning: Sequence[Tried] = ()
+    plan: PlanFile,
+    runs: Sequence[PlannedRun],
+    out: Path,
+    notes: Sequence[str] = (),
+    tuning: Sequence[TuningResult] = (),
 ) -> None:
     """Write the list of runs that the directory ``out`` compares, all but trials, with what is to be said of them."""
     rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in plan.trial_blocks]
     index: dict[str, Any] = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
-    index |= {"notes": list(notes), "tuning": [asdict(each) for each in tuning]}
+    index |= {"notes": list(notes), "tuning": [asdict(entry) for entry in tuning]}
     write_atomically(out / INDEX, f"{json.dumps(index, indent=1)}\n".encode())
 
 
@@ -162,20 +172,22 @@ def read_comparison(places: Sequence[str], allowed: Allowed = NOTHING) -> Compar
         ConfigError: There is no such run, or two runs have different data.
         StateError: A run's files are damaged.
     """
-    found: list[Comparison] = [_of_place(place, allowed) for place in places]
-    given = {result.stored.path.resolve(): result for one in found for result in one.results}  # each run once
-    results = _labelled(list(given.values()))
+    comparisons: list[Comparison] = [_of_place(text, allowed) for text in places]
+    by_path = {  # each run once
+        result.stored.path.resolve(): result for comparison in comparisons for result in comparison.results
+    }
+    results = _labelled(list(by_path.values()))
     check_comparable(results)
-    head = found[0]
-    titles = [one.title for one in found]
+    head = comparisons[0]
+    titles = [comparison.title for comparison in comparisons]
     title = ", ".join(titles) if len(titles) < MOST_TITLES else f"{len(titles)} runs"
-    notes = tuple(dict.fromkeys(line for one in found for line in one.notes))
-    tuning = tuple(dict.fromkeys(each for one in found for each in one.tuning))
+    notes = tuple(dict.fromkeys(line for comparison in comparisons for line in comparison.notes))
+    tuning = tuple(dict.fromkeys(entry for comparison in comparisons for entry in comparison.tuning))
     return replace(head, title=title, results=tuple(results), notes=notes, tuning=tuning)
 
 
-def _of_place(place: str, allowed: Allowed) -> Comparison:
-    path = find_place(place)
+def _of_place(text: str, allowed: Allowed) -> Comparison:
+    path = find_place(text)
     if is_run(path):
         return Comparison(printable(path.name), (read_result(path, allowed=allowed),))
     if is_regular(path / INDEX):
@@ -188,7 +200,7 @@ def _inside(folder: Path, run: Path) -> Path:
     """Return ``run``, whose directory is in ``folder``.
 
     Raises:
-        StateError: It is a link to somewhere else, which whoever made the folder has no part in.
+        StateError: It is a link that leads out of the folder.
     """
     if run.is_symlink() and not is_inside(run, folder):
         raise StateError(str(run), f"a run in {folder}", "a link that leads out of it")
@@ -201,15 +213,15 @@ def _indexed(directory: Path, allowed: Allowed) -> Comparison:
         index = read_index(directory)
         rows = [(directory / _plain(row["name"]), str(row["label"]), str(row["cell"])) for row in index["runs"]]
         title, view, target = str(index["title"]), index["view"], index["target"]
-        notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tried, index.get("tuning", ())))
+        notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tuning_result, index.get("tuning", ())))
         if view not in CLOSING_VIEWS or not (target is None or isinstance(target, int | float)):
             raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError):
         raise StateError(str(file), "the list of a comparison's runs", "a damaged file") from None
-    there = [row for row in rows if stored_config(_inside(directory, row[0]))]
-    if not there:
+    begun = [row for row in rows if stored_config(_inside(directory, row[0]))]
+    if not begun:
         raise ConfigError("run", "a comparison with runs", f"{directory}, none of whose {len(rows)} runs has begun")
-    return Comparison(title, tuple(read_result(*row, allowed) for row in there), view, target, notes, tuning)
+    return Comparison(title, tuple(read_result(*row, allowed) for row in begun), view, target, notes, tuning)
 
 
 def _plain(name: Any) -> str:
@@ -223,12 +235,12 @@ def _plain(name: Any) -> str:
     return name
 
 
-def _tried(row: Mapping[str, Any]) -> Tried:
+def _tuning_result(row: Mapping[str, Any]) -> TuningResult:
     values = tuple((str(name), value if value is None else float(value)) for name, value in row["values"])
-    return Tried(**{**row, "values": values, "seeds": tuple(row["seeds"])})
+    return TuningResult(**{**row, "values": values, "seeds": tuple(row["seeds"])})
 
 
-def _labelled(results: Sequence[Result]) -> list[Result]:
+def _labelled(results: Sequence[RunResult]) -> list[RunResult]:
     """Return ``results`` with labels that tell runs of one method apart by the keys in which they differ."""
     labelled = []
     for result in results:
@@ -245,13 +257,13 @@ def _labelled(results: Sequence[Result]) -> list[Result]:
 def _in_label(key: str, configs: Sequence[Flat]) -> str:
     """Return the value of ``key`` in the first of ``configs``, as a label has it, which tells it from the others.
 
-    Reports are passed on, so of a place outside the run a label has only the last part.
+    Reports are passed on, so a label shows only the last part of a path outside the run.
     """
     value = str(configs[0].get(key))
     if key not in PLACES:
         return value
     places = sorted({str(config.get(key)) for config in configs})
-    names = [Path(place).name for place in places]
+    names = [Path(location).name for location in places]
     name = Path(value).name
     return name if names.count(name) == 1 else f"{name} ({places.index(value) + 1})"
 
@@ -262,25 +274,25 @@ def _differing(a: Flat, b: Flat) -> Iterator[str]:
     yield from (key for key in {**a, **b} if key not in SEEDS_OF_ONE and a.get(key) != b.get(key))
 
 
-def check_comparable(results: Iterable[Result]) -> None:
+def check_comparable(results: Iterable[RunResult]) -> None:
     """Refuse runs of one cell whose clients do not hold the same data, and runs of different headline metrics.
 
     Raises:
         ConfigError: They differ; the error names the first key that differs, and both runs.
     """
-    results, first = list(results), dict[str, Result]()
+    results, first = list(results), dict[str, RunResult]()
     begun = [result for result in results if result.stored.lines]
     for result in begun:
         if result.measure != begun[0].measure:
             expected = f"{begun[0].measure.axis}, as in {begun[0].stored.path}"
             raise ConfigError("metric", expected, f"{result.measure.axis} in {result.stored.path}")
     for result in results:
-        other = first.setdefault(result.cell, result)
-        ours, theirs = _data(result.stored.config), _data(other.stored.config)
-        for key in {**theirs, **ours}:
-            if ours.get(key) != theirs.get(key):
-                expected = f"{theirs.get(key)!r}, as in {other.stored.path}"
-                raise ConfigError(key, expected, f"{ours.get(key)!r} in {result.stored.path}")
+        reference = first.setdefault(result.cell, result)
+        data, reference_data = _data(result.stored.config), _data(reference.stored.config)
+        for key in {**reference_data, **data}:
+            if data.get(key) != reference_data.get(key):
+                expected = f"{reference_data.get(key)!r}, as in {reference.stored.path}"
+                raise ConfigError(key, expected, f"{data.get(key)!r} in {result.stored.path}")
 
 
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A metric against MB: who is on the frontier, what of that is noise, and how few MB come close to FedAvg-FT.
+"""A metric against MB: which methods are on the frontier, and which of them by noise; how few MB come near FedAvg-FT.
 
 :func:`frontier` and :func:`close` take entries from anywhere, such as stored rows; :func:`entries` makes those of runs.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sepal.study.results import DIRECTIONS, LEAST_POINTS, Point, Variant
+from sepal.study.results import DIRECTIONS, LEAST_POINTS, CurvePoint, Variant
 from sepal.study.statistics import Estimate, over_seeds, paired_by_seed
 from sepal.tasks.scoring import ACCURACY, Measure
 
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class FrontierEntry:
     """What a method has sent, and what it has for that.
 
     Attributes:
@@ -68,136 +68,144 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Place:
-    """An entry's place among the others.
+class Standing:
+    """How an entry stands among the others.
 
     Attributes:
-        frontier: Whether no other has at most its MB and at least its value, one of them strictly. Equals share it.
-        rival: Of those on the frontier: the best with at most its MB and a worse mean from which it differs by no more
-            than the 95 % interval over seeds (:func:`~sepal.study.statistics.paired_by_seed`), so that it is there
-            within the noise. Empty if there is none, and with fewer than three seeds, which have no interval.
+        frontier: Whether the entry is on the frontier: no other entry sends at most as many MB and has at least as good
+            a value, with one of the two strictly better. Entries with equal MB and values are on it together.
+        rival: An entry that sends no more and has a worse mean, which may be worse by chance: the 95 % interval of the
+            difference over seeds (:func:`~sepal.study.statistics.paired_by_seed`) includes 0. Of several such entries,
+            the one with the best mean. Empty if there is none, if the entry is not on the frontier, and with fewer than
+            three seeds, which have no interval.
     """
 
-    entry: Entry
+    entry: FrontierEntry
     frontier: bool
     rival: str = ""
 
 
-class Reached(NamedTuple):
+class Arrival(NamedTuple):
     """Where a curve came close.
 
     Attributes:
         megabytes: MB until then.
-        at_most: Whether rounds just before were not evaluated, so that one of them may have been there.
+        at_most: Whether the rounds just before were not evaluated; the curve may have come close in one of them.
     """
 
     megabytes: float
     at_most: bool
 
 
-class Close(NamedTuple):
-    """Who comes within one point of a yardstick.
+class YardstickArrivals(NamedTuple):
+    """After how many MB each method comes within one point of a yardstick.
 
     Attributes:
         label: The yardstick's.
         target: Its value at the end, less a point.
-        reached: Label → where it was reached, None for never; without those that have too few evaluations.
+        reached: Label → where the target was reached, None for never. Methods with too few evaluations are left out.
     """
 
     label: str
     target: float
-    reached: Mapping[str, Reached | None]
+    reached: Mapping[str, Arrival | None]
 
 
-def frontier(found: Sequence[Entry], measure: Measure = ACCURACY) -> list[Place]:
-    """Return the entries' places, by MB and then from the best value down."""
+def frontier(candidates: Sequence[FrontierEntry], measure: Measure = ACCURACY) -> list[Standing]:
+    """Return how the entries stand, by MB and then from the best value down."""
 
-    def good(entry: Entry) -> float:
+    def good(entry: FrontierEntry) -> float:
         return measure.sign * entry.value.mean
 
-    def beaten(entry: Entry) -> bool:
+    def beaten(entry: FrontierEntry) -> bool:
         return any(
-            other.megabytes <= entry.megabytes
-            and good(other) >= good(entry)
-            and (other.megabytes < entry.megabytes or good(other) > good(entry))
-            for other in found
+            competitor.megabytes <= entry.megabytes
+            and good(competitor) >= good(entry)
+            and (competitor.megabytes < entry.megabytes or good(competitor) > good(entry))
+            for competitor in candidates
         )
 
-    ranked, places = sorted(found, key=lambda each: -good(each)), []
+    ranked, standings = sorted(candidates, key=lambda entry: -good(entry)), []
     for entry in ranked:
-        below = (each for each in ranked if each.megabytes <= entry.megabytes and good(each) < good(entry))
-        rival = next((each.label for each in below if within_noise(entry, each)), "")
+        below = (lower for lower in ranked if lower.megabytes <= entry.megabytes and good(lower) < good(entry))
+        rival = next((lower.label for lower in below if within_noise(entry, lower)), "")
         on = not beaten(entry)
-        places.append(Place(entry, on, rival if on else ""))
-    return sorted(places, key=lambda each: each.entry.megabytes)
+        standings.append(Standing(entry, on, rival if on else ""))
+    return sorted(standings, key=lambda standing: standing.entry.megabytes)
 
 
-def within_noise(one: Entry, other: Entry) -> bool:
-    """Return whether there is an interval of the difference over seeds, and 0 is in it."""
-    found = paired_by_seed(*({seed: {"": value} for seed, value in each.by_seed.items()} for each in (one, other)))
-    return found is not None and found.spread is not None and abs(found.mean) <= found.spread
+def within_noise(entry: FrontierEntry, rival: FrontierEntry) -> bool:
+    """Return whether the interval of the difference over seeds includes 0; False if there are too few seeds for one."""
+    difference = paired_by_seed(
+        *({seed: {"": value} for seed, value in side.by_seed.items()} for side in (entry, rival))
+    )
+    return difference is not None and difference.spread is not None and abs(difference.mean) <= difference.spread
 
 
-def close(found: Sequence[Entry], yardstick: Entry, measure: Measure = ACCURACY) -> Close | None:
+def close(
+    candidates: Sequence[FrontierEntry], yardstick: FrontierEntry, measure: Measure = ACCURACY
+) -> YardstickArrivals | None:
     """Return the MB after which each curve is within one point of the yardstick's end, and stays there to its own end.
 
-    A curve that falls back has not arrived; a later return counts. Of a metric that is no share, a point is 1 % of the
-    yardstick's value. None if no curve has :data:`~sepal.study.results.LEAST_POINTS` evaluations.
+    A curve that falls back again does not count until it returns for good. For a metric that is not a share, a point is
+    1 % of the yardstick's value. None if no curve has :data:`~sepal.study.results.LEAST_POINTS` evaluations.
     """
     best = yardstick.value.mean
     target = best - measure.sign * measure.rise(POINT, best)
-    reached = {each.label: _arrival(each.curve, target, measure) for each in found if len(each.curve) >= LEAST_POINTS}
-    return Close(yardstick.label, target, reached) if reached else None
+    reached = {
+        entry.label: _arrival(entry.curve, target, measure) for entry in candidates if len(entry.curve) >= LEAST_POINTS
+    }
+    return YardstickArrivals(yardstick.label, target, reached) if reached else None
 
 
-def _arrival(curve: Sequence[Step], target: float, measure: Measure) -> Reached | None:
-    found, before = None, -1
+def _arrival(curve: Sequence[Step], target: float, measure: Measure) -> Arrival | None:
+    arrival, before = None, -1
     for step in curve:
         if measure.sign * (step.value - target) < -SLACK * max(1.0, abs(target)):
-            found = None
-        elif found is None:
-            found = Reached(step.megabytes, step.completed - before > 1 and step.megabytes > 0)
+            arrival = None
+        elif arrival is None:
+            arrival = Arrival(step.megabytes, step.completed - before > 1 and step.megabytes > 0)
         before = step.completed
-    return found
+    return arrival
 
 
-def entries(variants: Sequence[Variant]) -> list[Entry]:
+def entries(variants: Sequence[Variant]) -> list[FrontierEntry]:
     """Return what a cell's variants have sent, over all clients, and the metric of their deployed models.
 
-    Those that have no figure of deployed models yet are left out.
+    Variants whose deployed models have no figure yet are left out.
     """
-    found = []
+    cell_entries = []
     for variant in variants:
         if by_seed := dict(_ends(variant)):
             curve = list(mean_curve([result.points(variant.deployed) for result in variant.results]))
-            found.append(Entry(variant.label, sum(map(variant.megabytes, DIRECTIONS)), by_seed, curve))
-    return found
+            cell_entries.append(FrontierEntry(variant.label, sum(map(variant.megabytes, DIRECTIONS)), by_seed, curve))
+    return cell_entries
 
 
 def _ends(variant: Variant) -> Iterator[tuple[int, float]]:
     for result in variant.results:
-        if found := result.accuracy(variant.deployed):
-            yield result.seed, found["mean"]
+        if figures := result.accuracy(variant.deployed):
+            yield result.seed, figures["mean"]
 
 
-def close_to(variants: Sequence[Variant]) -> Close | None:
+def close_to(variants: Sequence[Variant]) -> YardstickArrivals | None:
     """Return :func:`close` with FedAvg-FT as yardstick: the variant of that name, else its best; None without."""
-    found = {entry.label: entry for entry in entries(variants)}
+    by_label = {entry.label: entry for entry in entries(variants)}
     measure = variants[0].measure
-    some = [found[each.label] for each in variants if each.method == CLOSE_TO and each.label in found]
-    best = max(some, key=lambda each: (each.label == CLOSE_TO, measure.sign * each.value.mean), default=None)
-    return close(list(found.values()), best, measure) if best else None
+    some = [by_label[variant.label] for variant in variants if variant.method == CLOSE_TO and variant.label in by_label]
+    best = max(some, key=lambda entry: (entry.label == CLOSE_TO, measure.sign * entry.value.mean), default=None)
+    return close(list(by_label.values()), best, measure) if best else None
 
 
-def mean_curve(curves: Sequence[Sequence[Point]]) -> Iterator[Step]:
-    """Yield the mean over seeds at each evaluation that any seed has, once all have one.
+def mean_curve(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[Step]:
+    """Yield the mean over seeds at each evaluation of any seed, from the first round after which all seeds have one.
 
-    A seed without it, which has stopped before, counts with its last.
+    A seed that lacks an evaluation, for example because it stopped earlier, counts with its last one.
     """
-    count, last = sum(map(bool, curves)), dict[int, Point]()
+    count, last = sum(map(bool, curves)), dict[int, CurvePoint]()
     ordered = [(point.completed, seed, point) for seed, curve in enumerate(curves) for point in curve]
-    for at, found in groupby(sorted(ordered, key=itemgetter(0)), itemgetter(0)):
-        last |= {seed: point for _, seed, point in found}
+    for at, points in groupby(sorted(ordered, key=itemgetter(0)), itemgetter(0)):
+        last |= {seed: point for _, seed, point in points}
         if len(last) == count:
-            means = [float(np.mean([getattr(each, key) for each in last.values()])) for key in ("megabytes", "mean")]
+            means = [float(np.mean([getattr(point, key) for point in last.values()])) for key in ("megabytes", "mean")]
             yield Step(at, *means)

@@ -36,12 +36,12 @@ def note(path: Path, summary: Mapping[str, Any], assembly: Assembly) -> None:
     """
     data, clients = assembly.data, assembly.task.config.clients
     if "accuracy" in summary:
-        found = {**summary, "majority": majority(data, clients)}
+        completed = {**summary, "majority": majority(data, clients)}
     elif (summary.get("metric") or {}).get("name") == RMSE and assembly.task.config.task == "regression":
-        found = {**summary, **({} if (error := error_of_the_mean(data, clients)) is None else {ERROR: error})}
+        completed = {**summary, **({} if (error := error_of_the_mean(data, clients)) is None else {ERROR: error})}
     else:
         return
-    text = json.dumps(found, indent=2, ensure_ascii=False)
+    text = json.dumps(completed, indent=2, ensure_ascii=False)
     write_atomically(path / "summary.json", f"{text}\n".encode())
 
 
@@ -55,10 +55,10 @@ def warning(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str
         lr: The runs' learning rate.
     """
     ends = [(summary.get("majority"), (summary.get("accuracy") or {}).get(view)) for summary in summaries]
-    found = [(end["mean"], share) for share, end in ends if share is not None and end]
-    if not found:
+    pairs = [(end["mean"], share) for share, end in ends if share is not None and end]
+    if not pairs:
         return _warning_of_numbers(summaries, view, lr)
-    mean, share = (sum(values) / len(found) for values in zip(*found, strict=True))
+    mean, share = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
     if mean > share:
         return ""
     return (
@@ -71,10 +71,10 @@ def warning(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str
 def _warning_of_numbers(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str:
     """Return the line about a regression."""
     ends = [(summary.get(ERROR), (summary.get("headline") or {}).get(view)) for summary in summaries]
-    found = [(end["mean"], error) for error, end in ends if error is not None and end]
-    if not found:
+    pairs = [(end["mean"], error) for error, end in ends if error is not None and end]
+    if not pairs:
         return ""
-    mean, error = (sum(values) / len(found) for values in zip(*found, strict=True))
+    mean, error = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
     if mean < error:
         return ""
     unit = next((f" {s['metric']['unit']}" for s in summaries if (s.get("metric") or {}).get("unit")), "")
@@ -93,7 +93,7 @@ def error_of_the_mean(data: FederatedData, clients: int) -> float | None:
     for number in range(min(clients, MOST)):
         part = data.client(number, clients, f"client-{number:05d}")
         if len(part.test) and len(part.train):
-            train, test = (_labels(each).astype(np.float64) for each in (part.train, part.test))
+            train, test = (_labels(examples).astype(np.float64) for examples in (part.train, part.test))
             errors.append(float(np.sqrt(np.mean((test - train.mean(0)) ** 2))))
     return float(np.mean(errors)) if errors else None
 

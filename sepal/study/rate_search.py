@@ -92,8 +92,8 @@ def _rate(middle: float, power: int) -> float:
 
 def _best(values: Mapping[int, float | None], measure: Measure) -> int | None:
     """Return the power with the best value, in a tie the nearest to 0; None without a value."""
-    there = {power: measure.sign * value for power, value in values.items() if value is not None}
-    return choose(list(there), there.__getitem__, abs) if there else None
+    signed = {power: measure.sign * value for power, value in values.items() if value is not None}
+    return choose(list(signed), signed.__getitem__, abs) if signed else None
 
 
 def _validation(flat: Mapping[str, Any], view: str, workers: int) -> float | None:

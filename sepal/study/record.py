@@ -111,8 +111,8 @@ class RunRecord(BaseModel):
     @property
     def reached(self) -> float | None:
         """Accuracy of the deployed model on test data, mean over clients; None for a run that ended with an error."""
-        found = self.accuracy.get(self.deployed)
-        return None if found is None else float(found["mean"])
+        figures = self.accuracy.get(self.deployed)
+        return None if figures is None else float(figures["mean"])
 
     @property
     def participants(self) -> list[str]:
@@ -126,15 +126,15 @@ class RunRecord(BaseModel):
         """Return client → accuracy in a view, of those that trained or of those that never did."""
         names, values = self.clients.get("name", ()), self.clients.get(view)
         new = self.clients.get("novel") or [False] * len(names)
-        found = zip(names, new, values or [None] * len(names), strict=True)
-        return {name: value for name, is_new, value in found if is_new == novel and value is not None}
+        rows = zip(names, new, values or [None] * len(names), strict=True)
+        return {name: value for name, is_new, value in rows if is_new == novel and value is not None}
 
     def digests(self) -> tuple[str, str, str]:
-        """Return what a second run must have, too: digests of the server's model and the clients' states, and error."""
+        """Return what a second run must reproduce: digests of the server's model and clients' states, and the error."""
         return self.weights_sha256, self.clients_sha256, self.error
 
 
-class Watch:
+class RunTrace:
     """An observer that keeps each round's line of metrics.jsonl and the report."""
 
     def __init__(self) -> None:
@@ -162,16 +162,16 @@ def recorded(
     method: Method | None = None,
     observers: Sequence[Observer] = (),
 ) -> RunRecord:
-    """Execute a run in this process, in memory, and return its record; of one that ends with an error without figures.
+    """Execute a run in this process, in memory, and return its record; that of a run with an error has no figures.
 
     Args:
         config: Flat run-config keys.
         labels: The record's labels.
         commit: The commit of the checkout.
-        parts: Which of :data:`TEST` it has; without any, nothing in it has to do with test data.
+        parts: Which of :data:`TEST` the record has; without any, no figure in it is of test data.
         views: Which views it has; by default all.
         method: The method; by default that of the keys.
-        observers: Told of every round, too.
+        observers: Further observers of every round.
 
     Raises:
         SepalError: A key is invalid, or data is missing.
@@ -180,20 +180,20 @@ def recorded(
     from sepal.runs.summary import digest_clients, processor, weights_digest
     from sepal.strategies.assembly import assemble
 
-    begun, cpu, watch = time.monotonic(), time.process_time(), Watch()
+    begun, cpu, trace = time.monotonic(), time.process_time(), RunTrace()
     assembly = assemble(dict(config), method)
-    found: dict[str, Any] = {"labels": dict(labels), "config": dict(config), "commit": commit, "machine": processor()}
-    found |= {"rounds": assembly.task.config.rounds, "deployed": assembly.method.deployed}
+    fields: dict[str, Any] = {"labels": dict(labels), "config": dict(config), "commit": commit, "machine": processor()}
+    fields |= {"rounds": assembly.task.config.rounds, "deployed": assembly.method.deployed}
     try:
-        strategy = run_in_process(assembly, observers=[watch, *observers])
-        report, algorithm = watch.report, assembly.method.make_server(assembly.task)
-        found |= {"diverged": report.diverged, "undone": report.undone}
-        found["weights_sha256"] = weights_digest(algorithm, strategy.progress.server)
-        found |= {"clients_sha256": digest_clients(report.digests), **of_lines(watch.lines, parts, views)}
+        strategy = run_in_process(assembly, observers=[trace, *observers])
+        report, algorithm = trace.report, assembly.method.make_server(assembly.task)
+        fields |= {"diverged": report.diverged, "undone": report.undone}
+        fields["weights_sha256"] = weights_digest(algorithm, strategy.progress.server)
+        fields |= {"clients_sha256": digest_clients(report.digests), **of_lines(trace.lines, parts, views)}
     except SepalError as problem:
-        found |= {"error": one_line(str(problem)), "diverged": max(1, watch.report.diverged)}
-    found |= {"seconds": round(time.monotonic() - begun, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
-    return RunRecord(**found, written=datetime.now(UTC).isoformat(timespec="seconds"))
+        fields |= {"error": one_line(str(problem)), "diverged": max(1, trace.report.diverged)}
+    fields |= {"seconds": round(time.monotonic() - begun, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
+    return RunRecord(**fields, written=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def of_lines(
@@ -201,34 +201,37 @@ def of_lines(
 ) -> dict[str, Any]:
     """Return a record's figures from the lines of metrics.jsonl, the closing round's last; see :func:`recorded`."""
 
-    def some(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {view: figures for view, figures in found.items() if figures and (view in views or not views)}
+    def some(by_view: Mapping[str, Any]) -> dict[str, Any]:
+        return {view: figures for view, figures in by_view.items() if figures and (view in views or not views)}
 
     *rounds, last = lines
     sizes = {key: rounds[-1]["bytes"][key] for key in ("up", "down", "up_dense", "down_dense")}
-    found: dict[str, Any] = {"validation": _means(some(last["validation"])), "bytes": sizes}
+    figures: dict[str, Any] = {"validation": _means(some(last["validation"])), "bytes": sizes}
     if "accuracy" in parts:
-        found["accuracy"] = rounded(some(last["accuracy"]), MEANS)
+        figures["accuracy"] = rounded(some(last["accuracy"]), MEANS)
     if "clients" in parts:
-        found["clients"] = columns(_client(client, views) for client in last["clients"])
+        figures["clients"] = columns(_client(client, views) for client in last["clients"])
     if "curve" in parts:
         full = [line for line in lines if line["full"] or line is last]
-        found["curve"] = columns(
+        figures["curve"] = columns(
             {"round": line["round"], "megabytes": _megabytes(line), **_means(some(line["accuracy"]))} for line in full
         )
     if "spent" in parts:
         closing = sum(client["down"] for client in last["clients"] if not client.get("novel")) / MEGA
         spent = tuple(rounded(_megabytes(line) + closing) for line in rounds)
-        found |= {"closing": rounded(closing), "spent": spent}
-    return found
+        figures |= {"closing": rounded(closing), "spent": spent}
+    return figures
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows as columns, with None for what a row lacks, without columns of None: as JSON, a fifth of the size."""
+    """Return rows as columns, which take a fifth of the space as JSON.
+
+    A value that a row lacks is None; columns of None alone are left out.
+    """
     listed = list(rows)
     names = dict.fromkeys(name for row in listed for name in row)
-    found = {name: [rounded(row.get(name)) for row in listed] for name in names}
-    return {name: column for name, column in found.items() if any(value is not None for value in column)}
+    by_name = {name: [rounded(row.get(name)) for row in listed] for name in names}
+    return {name: column for name, column in by_name.items() if any(value is not None for value in column)}
 
 
 def _client(client: Mapping[str, Any], views: Collection[str]) -> dict[str, Any]:
@@ -238,8 +241,8 @@ def _client(client: Mapping[str, Any], views: Collection[str]) -> dict[str, Any]
     return {**about, **values, "steps": client["metrics"].get("steps")}
 
 
-def _means(found: Mapping[str, Any]) -> dict[str, float]:
-    return {view: round(figures["mean"], MEANS) for view, figures in found.items()}
+def _means(by_view: Mapping[str, Any]) -> dict[str, float]:
+    return {view: round(figures["mean"], MEANS) for view, figures in by_view.items()}
 
 
 def _megabytes(line: Mapping[str, Any]) -> float:
@@ -262,13 +265,13 @@ def read(path: Path) -> list[RunRecord]:
         ConfigError: A line is no record; the error names it.
     """
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
-    found = []
+    records = []
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            found.append(RunRecord.model_validate_json(line))
+            records.append(RunRecord.model_validate_json(line))
         except ValueError as reason:
             raise ConfigError(f"{path}, line {number}", "a run's record", one_line(str(reason), 200)) from None
-    return found
+    return records
 
 
 def append(path: Path, record: RunRecord) -> None:

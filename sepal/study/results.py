@@ -1,11 +1,11 @@
 """Figures of a view, over rounds, clients and seeds, from run directories: the one place that computes them.
 
-What is called accuracy here is the headline metric of the runs' task (:attr:`Result.measure`).
+What is called accuracy here is the headline metric of the runs' task (:attr:`RunResult.measure`).
 
 A point of a curve belongs to a round, counted as the user set them; the closing evaluation belongs to the last one. Its
 bytes are those of the rounds completed before: *received* scores the server's model after them, *trained* and *pooled*
 the models that clients make from it, and all three have cost the same bytes of training. Only full evaluations are
-points (``evaluate-every``): a mean over sampled clients is a different figure (:meth:`Result.sampled`).
+points (``evaluate-every``): a mean over sampled clients is a different figure (:meth:`RunResult.sampled`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_POINTS = 3  # full evaluations, below which the first of them that has an 
 DIRECTIONS = ("up", "down")
 
 
-class Spent(NamedTuple):
+class TrainingCost(NamedTuple):
     """MB of training, up and down, over all clients, and seconds until some round."""
 
     megabytes: float
@@ -35,7 +35,7 @@ class Spent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One evaluation, of all clients or of a round's.
 
     Attributes:
@@ -56,7 +56,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """One run among those that are compared.
 
     Attributes:
@@ -78,34 +78,34 @@ class Result:
         return [line for line in self.stored.lines if line["full"] or line["phase"] == "closing"]
 
     @cached_property
-    def spent(self) -> Mapping[int, Spent]:
+    def spent(self) -> Mapping[int, TrainingCost]:
         """Rounds completed → what they have taken."""
-        spent, seconds = {0: Spent(0.0, 0.0)}, 0.0
+        spent, seconds = {0: TrainingCost(0.0, 0.0)}, 0.0
         for line in self.stored.lines:
             seconds += line["seconds"]["total"] + line["seconds"]["server"]
-            spent[line["round"]] = Spent((line["bytes"]["up"] + line["bytes"]["down"]) / MEGA, seconds)
+            spent[line["round"]] = TrainingCost((line["bytes"]["up"] + line["bytes"]["down"]) / MEGA, seconds)
         return spent
 
-    def points(self, view: str) -> list[Point]:
+    def points(self, view: str) -> list[CurvePoint]:
         """Return the view's curve; empty if the method has no such view."""
         return self._points(self.lines, view)
 
-    def sampled(self, view: str) -> list[Point]:
+    def sampled(self, view: str) -> list[CurvePoint]:
         """Return the view in the rounds between full evaluations, over each round's clients alone."""
         full = {line["round"] for line in self.lines}
         return self._points([line for line in self.stored.lines if line["round"] not in full], view)
 
-    def _points(self, lines: Sequence[Line], view: str) -> list[Point]:
+    def _points(self, lines: Sequence[Line], view: str) -> list[CurvePoint]:
         return [
-            Point(_round(line), done, *self.spent[done], found["mean"], found["bottom_decile"])
+            CurvePoint(_round(line), done, *self.spent[done], figures["mean"], figures["bottom_decile"])
             for line in lines
-            if (found := headline(line).get(view))
+            if (figures := headline(line).get(view))
             for done in [line["model_round"]]
         ]
 
     def accuracy(self, view: str) -> Mapping[str, float] | None:
         """Return the view's last figures over all clients; None if there are none."""
-        return next((found for line in reversed(self.lines) if (found := headline(line).get(view))), None)
+        return next((figures for line in reversed(self.lines) if (figures := headline(line).get(view))), None)
 
     def clients(self, view: str) -> dict[str, float]:
         """Return each client's last accuracy in a view, by name."""
@@ -130,16 +130,16 @@ class Result:
     @cached_property
     def multiply_adds(self) -> float:
         """Multiply-adds of the training that the server asked for, over all clients, without evaluation."""
-        asked = {(row["round"], row["client"]) for row in self._ledger if row["purpose"] == "training"}
+        requested = {(row["round"], row["client"]) for row in self._ledger if row["purpose"] == "training"}
         done = ((line["round"], client) for line in self.stored.lines for client in line["clients"])
-        return float(sum(c["metrics"].get("multiply-adds", 0.0) for n, c in done if (n, c["name"]) in asked))
+        return float(sum(c["metrics"].get("multiply-adds", 0.0) for n, c in done if (n, c["name"]) in requested))
 
     @cached_property
     def rounds(self) -> int:
         """The rounds of the run: those that it had if it has ended, and otherwise the most that it may have."""
         return int((self.stored.summary or {}).get("rounds", self.stored.config["rounds"]))
 
-    def reached(self, view: str, target: float) -> Point | None:
+    def reached(self, view: str, target: float) -> CurvePoint | None:
         """Return the first point at which the view's mean is ``target`` or better."""
         return next((point for _, point in self._reached(view, target)), None)
 
@@ -147,7 +147,7 @@ class Result:
         """Return whether rounds before that point were not fully evaluated, so that one of them may have reached it."""
         return any(point.completed - before > 1 for before, point in self._reached(view, target))
 
-    def _reached(self, view: str, target: float) -> list[tuple[int, Point]]:
+    def _reached(self, view: str, target: float) -> list[tuple[int, CurvePoint]]:
         """Return that point alone, with the rounds completed at the one before; nothing if there is none."""
         sign, before = self.measure.sign, -1
         for point in self.points(view):
@@ -166,10 +166,10 @@ def _round(line: Line) -> int:
     return int(line["model_round"] if line["phase"] == "closing" else line["round"])
 
 
-def read_result(path: Path, label: str = "", cell: str = "", allowed: Allowed = NOTHING) -> Result:
+def read_result(path: Path, label: str = "", cell: str = "", allowed: Allowed = NOTHING) -> RunResult:
     """Return the run in ``path``; without a label, it gets its method's name."""
     stored = read_run(path, allowed)
-    return Result(label or str(stored.config["method"]), cell, int(stored.config["seed"]), stored)
+    return RunResult(label or str(stored.config["method"]), cell, int(stored.config["seed"]), stored)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Variant:
 
     label: str
     cell: str
-    results: tuple[Result, ...]
+    results: tuple[RunResult, ...]
     target: float
     view: str
 
@@ -207,31 +207,31 @@ class Variant:
         return self.deployed if view == "deployed" else view
 
     @property
-    def first(self) -> Result:
+    def first(self) -> RunResult:
         """The run that figures of single clients show; with another seed, a client is a different client."""
         return min(self.results, key=lambda result: result.seed)
 
     def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
         """Return a figure of a view, or of ``deployed``, at the end, over seeds; None without such a view."""
-        found = [result.accuracy(self.view_of(view)) for result in self.results]
-        return statistics.over_seeds([each[figure] for each in found if each])
+        accuracies = [result.accuracy(self.view_of(view)) for result in self.results]
+        return statistics.over_seeds([accuracy[figure] for accuracy in accuracies if accuracy])
 
     def by_seed(self, view: str) -> BySeed:
         """Return seed → client → last accuracy in a view, or in ``deployed``."""
         return {result.seed: result.clients(self.view_of(view)) for result in self.results}
 
-    def difference(self, other: Variant, view: str) -> Difference | None:
+    def difference(self, rival: Variant, view: str) -> Difference | None:
         """Return this variant's accuracy minus another's, with the interval over clients."""
-        return statistics.paired(self.by_seed(view), other.by_seed(view))
+        return statistics.paired(self.by_seed(view), rival.by_seed(view))
 
-    def difference_by_seed(self, other: Variant, view: str) -> Difference | None:
+    def difference_by_seed(self, rival: Variant, view: str) -> Difference | None:
         """Return the same difference with the interval over seeds."""
-        return statistics.paired_by_seed(self.by_seed(view), other.by_seed(view))
+        return statistics.paired_by_seed(self.by_seed(view), rival.by_seed(view))
 
     def accuracy_further(self, view: str) -> Estimate | None:
         """Return the mean of a view under shift or corruption, over seeds; None while no run with it has ended."""
-        found = [(result.stored.summary or {}).get("further", {}).get(view) for result in self.results]
-        return statistics.over_seeds([each["mean"] for each in found if each])
+        accuracies = [(result.stored.summary or {}).get("further", {}).get(view) for result in self.results]
+        return statistics.over_seeds([accuracy["mean"] for accuracy in accuracies if accuracy])
 
     def megabytes(self, direction: str) -> float:
         """Return the MB of training in a direction, mean over seeds."""
@@ -261,7 +261,7 @@ class Variant:
         return statistics.over_seeds([point.megabytes for point in self._at_target])
 
     @property
-    def _at_target(self) -> list[Point]:
+    def _at_target(self) -> list[CurvePoint]:
         if self.evaluations(self.view) < LEAST_POINTS:
             return []
         return [point for result in self.results if (point := result.reached(self.view, self.target))]
@@ -286,12 +286,12 @@ class Variant:
     def rising(self) -> Rise | None:
         """The rise at the end if the curves are still rising: the runs have not converged."""
         ended = [result for result in self.results if result.stored.summary is not None]
-        found = statistics.mean_rise([statistics.rise(result.stored.lines, self.deployed) for result in ended])
-        return found if found and found.goes_on else None
+        mean_rise = statistics.mean_rise([statistics.rise(result.stored.lines, self.deployed) for result in ended])
+        return mean_rise if mean_rise and mean_rise.goes_on else None
 
-    def reached(self, found: Estimate | None, digits: int) -> str:
+    def reached(self, estimate: Estimate | None, digits: int) -> str:
         """Return ``≤ 18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
-        if found is None:
+        if estimate is None:
             return "not reached" if self.evaluations(self.view) >= LEAST_POINTS else "–"
-        some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
-        return "≤ " * (self.at_most and found.mean > 0) + found.text(digits, 1.0) + some
+        some = f" ({estimate.count} of {len(self.results)})" if estimate.count < len(self.results) else ""
+        return "≤ " * (self.at_most and estimate.mean > 0) + estimate.text(digits, 1.0) + some

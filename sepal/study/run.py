@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sepal.strategies.assembly import Assembly
 
 
-class Prepared(NamedTuple):
+class PreparedRun(NamedTuple):
     """A run that is ready to start.
 
     Attributes:
@@ -29,7 +29,7 @@ class Prepared(NamedTuple):
         return self.assembly.task.config
 
 
-def prepare(flat: Flat, base: Path, workers: int = 0) -> Prepared:
+def prepare(flat: Flat, base: Path, workers: int = 0) -> PreparedRun:
     """Check the keys ``flat`` and return the run that they describe.
 
     Args:
@@ -55,7 +55,7 @@ def prepare(flat: Flat, base: Path, workers: int = 0) -> Prepared:
     if isinstance(assembly.data, DealtData):
         left_out = assembly.data.left_out(assembly.task.config.clients)
     notes = (*note, *assembly.notes, *left_out)
-    return Prepared(replace(assembly, notes=notes), run_path(assembly.task.config, base))
+    return PreparedRun(replace(assembly, notes=notes), run_path(assembly.task.config, base))
 
 
 def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, ...]]:
@@ -76,11 +76,13 @@ def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, .
         path = run_path(assemble({**flat, "lr": 0.0}).task.config, base)
         if begun(path) and (stored := stored_config(path)):
             return {**flat, "lr": stored["lr"]}, ()
-    found = searched_rate(flat, workers)
-    return {**flat, "lr": found.lr}, (found.note,)
+    rate = searched_rate(flat, workers)
+    return {**flat, "lr": rate.lr}, (rate.note,)
 
 
-def execute(run: Prepared, workers: int = 0, from_round: int | None = None, observers: Sequence[Observer] = ()) -> bool:
+def execute(
+    run: PreparedRun, workers: int = 0, from_round: int | None = None, observers: Sequence[Observer] = ()
+) -> bool:
     """Run a federation, or continue it; return whether there was something left to do.
 
     Args:

@@ -30,8 +30,8 @@ def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, Va
         ConfigError: A file or a value cannot be read.
     """
     options = {key: value for key, value in shorthands.items() if value is not None}
-    given = {**_given(config, sets), **options}
-    return {**stored(given, base), **given}
+    explicit = {**_explicit(config, sets), **options}
+    return {**stored(explicit, base), **explicit}
 
 
 def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, out: str | None) -> Flat:
@@ -44,7 +44,7 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
         ConfigError: A file or a value cannot be read.
     """
     base = Path.cwd()
-    where = out or _given(config, sets).get("out", RunConfig.model_fields["out"].default)
+    where = out or _explicit(config, sets).get("out", RunConfig.model_fields["out"].default)
     absolute = str(base / expanded("out", where)) if isinstance(where, str) else None  # another type is refused later
     flat = gather(config, sets, {"name": name, "out": absolute}, base)
     return flat if "clients" in flat else {"clients": _owners(flat) or 2, **flat}
@@ -64,20 +64,20 @@ def _owners(flat: Flat) -> int:
     return owner_count(keys, federated_data(keys))
 
 
-def _given(config: Path | None, sets: Sequence[str]) -> Flat:
+def _explicit(config: Path | None, sets: Sequence[str]) -> Flat:
     return {**(read_file(config) if config else {}), **parse_sets(sets)}
 
 
-def stored(given: Flat, base: Path) -> Flat:
+def stored(explicit: Flat, base: Path) -> Flat:
     """Return the keys with which a run of this name was started, so that ``--name`` alone continues it.
 
     Nothing is taken from a run that has not begun if other keys are given: its defaults may not suit them.
     """
-    name, out = given.get("name"), given.get("out", RunConfig.model_fields["out"].default)
+    name, out = explicit.get("name"), explicit.get("out", RunConfig.model_fields["out"].default)
     if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
         return {}
     path = base / expanded("out", out) / name
-    config = stored_config(path) if begun(path) or FREE.issuperset(given) else None
+    config = stored_config(path) if begun(path) or FREE.issuperset(explicit) else None
     if config is None:
         return {}
     from sepal.strategies.registry import as_begun
@@ -126,8 +126,8 @@ def parse_sets(sets: Sequence[str]) -> Flat:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError("--set", "KEY=VALUE", text)
-        found, typed = scalar(value.strip()), value.strip()
-        pairs[key.strip()] = typed if types.get(key.strip()) is str and not isinstance(found, str) else found
+        parsed, typed = scalar(value.strip()), value.strip()
+        pairs[key.strip()] = typed if types.get(key.strip()) is str and not isinstance(parsed, str) else parsed
     return pairs
 
 

@@ -1,8 +1,9 @@
 """Runs what a study needs, several runs at a time and within hours: the one loop of trials, leaderboards and plans.
 
-What is needed is asked again whenever a run has ended, since its result may decide what comes next. A run is started
-once; one that fails is left to the next command. Where runs are executed is the workers' affair: in a pool of processes
-that live on (:class:`Pool`), which suits many short runs, or in a process for each (:mod:`sepal.study.plans.execute`).
+Whenever a run has ended, the list of needed runs is made again, since its result may decide what comes next. A run is
+started once; one that fails is left to the next command. The workers decide where runs are executed: in a pool of
+processes that live on (:class:`WorkerPool`), which suits many short runs, or in a process for each run
+(:mod:`sepal.study.plans.execute`).
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ def run_needed(
         while True:
             late = time.monotonic() - begun > hours * 3600
             left = [] if late else [run for run in needed() if name(run) not in started]
-            for place, run in enumerate(left):
+            for index, run in enumerate(left):
                 if len(going) >= jobs or (most and len(started) >= most):
                     break
                 if name(run) not in started:
                     started.add(name(run))
-                    going.append((run, workers.start(run, min(jobs, len(left) - place + len(going)))))
+                    going.append((run, workers.start(run, min(jobs, len(left) - index + len(going)))))
             if not going:
                 return
             while not (done := list(workers.ended([task for _, task in going]))):
@@ -78,7 +79,7 @@ def run_needed(
         workers.close()
 
 
-class Pool(Generic[R]):
+class WorkerPool(Generic[R]):
     """Processes that live on; a worker that is killed costs the runs that were going.
 
     Args:
@@ -142,7 +143,7 @@ def records(
     name: Callable[[R], Hashable] = lambda run: run,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunRecord]:
-    """Execute the runs that are needed in a pool, and yield their records (:func:`run_needed`, :class:`Pool`).
+    """Execute the runs that are needed in a pool, and yield their records (:func:`run_needed`, :class:`WorkerPool`).
 
     A run that ends with an error that is not one of Sepal's has none, and is named; so it is with all that were going
     when a worker was killed: which one took too much memory, nobody knows.
@@ -157,7 +158,7 @@ def records(
         environment: Environment variables of the worker processes.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
-    for run, future in run_needed(needed, Pool(function, jobs, environment), jobs, hours, most, name):
+    for run, future in run_needed(needed, WorkerPool(function, jobs, environment), jobs, hours, most, name):
         problem = future.exception()
         if isinstance(problem, BrokenProcessPool):
             log.error("a worker was killed, for memory perhaps; set aside: %s", run)

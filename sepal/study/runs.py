@@ -32,7 +32,7 @@ def find_run(text: str) -> Path:
     Raises:
         ConfigError: There is no such run, or ``text`` names a folder of them.
     """
-    path = _found(text)
+    path = _resolved(text)
     if path and is_run(path):
         return path
     if path:
@@ -46,7 +46,7 @@ def find_place(text: str) -> Path:
     Raises:
         ConfigError: There is neither.
     """
-    if path := _found(text):
+    if path := _resolved(text):
         return path
     raise _unknown(text, "a directory of a run or a comparison")
 
@@ -56,10 +56,12 @@ def is_run(path: Path) -> bool:
     return is_regular(path / "config.toml")  # reading a named pipe would wait for ever
 
 
-def runs_of(place: Path) -> list[Path]:
+def runs_of(folder: Path) -> list[Path]:
     """Return a run directory itself, or the run directories in a folder, the newest first."""
-    found = [place] if is_run(place) else [path.parent for path in place.glob("*/config.toml") if is_regular(path)]
-    return sorted(found, key=lambda path: (-started(path), path.name))
+    directories = (
+        [folder] if is_run(folder) else [path.parent for path in folder.glob("*/config.toml") if is_regular(path)]
+    )
+    return sorted(directories, key=lambda path: (-started(path), path.name))
 
 
 def started(run: Path) -> float:
@@ -77,8 +79,8 @@ def places_in(directory: Path | None = None) -> list[tuple[Path, list[Path]]]:
         directory: Where to look; None for where names are looked up.
     """
     bases = {base.resolve() for base in ([directory] if directory else _bases())}
-    found = [(place, runs) for base in bases for place in base.glob("*") if (runs := runs_of(place))]
-    return sorted(found, key=lambda each: (-started(each[1][0]), each[0].name))
+    pairs = [(folder, runs) for base in bases for folder in base.glob("*") if (runs := runs_of(folder))]
+    return sorted(pairs, key=lambda pair: (-started(pair[1][0]), pair[0].name))
 
 
 def compared_in(folder: Path) -> set[str]:
@@ -112,7 +114,7 @@ def name_of(path: Path) -> str:
     for base in (*_bases(), Path.cwd()):
         if path.is_relative_to(base.resolve()):
             name = str(path.relative_to(base.resolve()))
-            if (found := _found(name)) and found.resolve() == path:  # a name here hides the same one elsewhere
+            if (match := _resolved(name)) and match.resolve() == path:  # a name here hides the same one elsewhere
                 return name
     return str(path)
 
@@ -121,14 +123,16 @@ def _bases() -> list[Path]:
     return [default_base(engine) / "runs" for engine in (IN_PROCESS, "flower")]
 
 
-def _found(text: str) -> Path | None:
+def _resolved(text: str) -> Path | None:
     places = (expanded("run", text), *(base / text for base in _bases()))
-    return next((place for place in places if is_regular(place / INDEX) or runs_of(place)), None)
+    return next((path for path in places if is_regular(path / INDEX) or runs_of(path)), None)
 
 
-def _unknown(text: str, what: str) -> ConfigError:
+def _unknown(text: str, expected: str) -> ConfigError:
     bases = _bases()
-    return ConfigError("run", what if "/" in text else f"{what}, or a name under {bases[0]} or {bases[1]}", text)
+    return ConfigError(
+        "run", expected if "/" in text else f"{expected}, or a name under {bases[0]} or {bases[1]}", text
+    )
 
 
 def model_of(
@@ -155,7 +159,7 @@ def model_of(
     check_code(flat, allow, how)
     stored = read_run(path)
     with naming(path):
-        names = {str(each["name"]) for line in stored.lines for each in line["clients"]}
+        names = {str(entry["name"]) for line in stored.lines for entry in line["clients"]}
     client = str(client)
     is_number = client.isdecimal() and len(client) < 20
     if client not in names and is_number and client_name(int(client)) in names:

@@ -2,7 +2,7 @@
 
 ``lr = "search"`` (:mod:`sepal.study.rate_search`), ``tune = true`` of a plan (:mod:`sepal.study.plans.tuning`), `sepal
 tune` (:mod:`sepal.study.plans.tune`), the calibration of default rates and the leaderboard differ in which trials they
-make and in how close to the best another value must be to be preferred (``close``), not in how they choose.
+run and in how close to the best a value must be to replace it (``close``), not in how they choose.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ def choose(
         close: Whether the second candidate may stand for the first, the best; by default where their values are equal.
     """
     best = max(candidates, key=value)
-    there = [one for one in candidates if (close(best, one) if close else value(one) == value(best))]
-    return min(there, key=order) if order else there[0]
+    good_enough = [
+        candidate for candidate in candidates if (close(best, candidate) if close else value(candidate) == value(best))
+    ]
+    return min(good_enough, key=order) if order else good_enough[0]
 
 
 def two_digits(rate: float) -> float:
@@ -72,8 +74,8 @@ def error_over_clients(runs: Sequence[Path], view: str) -> float:
     """Return the standard error of the mean validation accuracy of runs that have ended, of its spread over clients."""
     from sepal.runs.stored_run import read_run
 
-    found = [read_run(run).lines[-1]["validation"][view] for run in runs]
-    return math.sqrt(sum(float(each["std"]) ** 2 / each["clients"] for each in found)) / len(found)
+    figures = [read_run(run).lines[-1]["validation"][view] for run in runs]
+    return math.sqrt(sum(float(figure["std"]) ** 2 / figure["clients"] for figure in figures)) / len(figures)
 
 
 def validation(run: Path, view: str) -> float | None:
@@ -87,10 +89,10 @@ def validation(run: Path, view: str) -> float | None:
     if stored_summary(run) is None:
         return None
     line = read_run(run).lines[-1]
-    found = line["validation"].get(view)
-    if found is None:
+    figures = line["validation"].get(view)
+    if figures is None:
         raise ConfigError("views", f"a view that {run.name} has validation accuracy in", view)
-    return float(found["mean"])
+    return float(figures["mean"])
 
 
 def mean_validation(runs: Sequence[Path], view: str) -> float | None:
@@ -99,9 +101,9 @@ def mean_validation(runs: Sequence[Path], view: str) -> float | None:
     return mean_of_trials(values) if values and len(values) == len(runs) else None
 
 
-def measure_in(places: Iterable[Path]) -> Measure:
+def measure_in(paths: Iterable[Path]) -> Measure:
     """Return the headline metric of the first run that has ended; accuracy if none has."""
     from sepal.runs.stored_run import stored_summary
 
-    found = (stored_summary(place) for place in places)
-    return next((measure_of(summary) for summary in found if summary), ACCURACY)
+    summaries = (stored_summary(path) for path in paths)
+    return next((measure_of(summary) for summary in summaries if summary), ACCURACY)

@@ -57,7 +57,7 @@ class Estimate:
         mean = measure.number(self.mean, sign)
         return mean if self.spread is None else f"{mean} ± {measure.number(self.spread)}"
 
-    def told(self, measure: Measure) -> str:
+    def with_unit(self, measure: Measure) -> str:
         """Return the same with its unit."""
         return f"{self.shown(measure)} {measure.unit}".rstrip()
 
@@ -134,13 +134,13 @@ def interval(values: Matrix, over: Drawn) -> Interval | None:
     Returns:
         None with fewer than two of what was drawn.
     """
-    there = values[:, ~np.isnan(values).all(0)]
+    present = values[:, ~np.isnan(values).all(0)]
     axes = {"seeds": (1,), "clients": (0,), "both": (1, 0)}[over]
-    drawn = [np.nanmean(there, axis=axis).round(DIGITS) for axis in axes]
+    drawn = [np.nanmean(present, axis=axis).round(DIGITS) for axis in axes]
     if min(map(len, drawn)) < 2:
         return None
     parts = np.array([units.var(ddof=1) / len(units) for units in drawn])  # of the estimate's variance
-    centre, error = round(float(np.nanmean(there, axis=axes[0]).mean()), DIGITS), float(np.sqrt(parts.sum()))
+    centre, error = round(float(np.nanmean(present, axis=axes[0]).mean()), DIGITS), float(np.sqrt(parts.sum()))
     if error == 0:
         return Interval(centre, centre, centre, float(centre == 0))
     freedom = parts.sum() ** 2 / sum(part**2 / (len(units) - 1) for part, units in zip(parts, drawn, strict=True))
@@ -153,36 +153,39 @@ def matrix(by_seed: BySeed, seeds: Sequence[int], names: Sequence[str]) -> Matri
     return np.array([[by_seed.get(seed, {}).get(name, np.nan) for name in names] for seed in seeds], np.float64)
 
 
-def paired_matrix(ours: BySeed, theirs: BySeed) -> Matrix:
-    """Return ours minus theirs, float64 (seeds in which both have a client, clients that both have in one of them)."""
-    both = [seed for seed in sorted(ours.keys() & theirs.keys()) if ours[seed].keys() & theirs[seed].keys()]
-    names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
-    return matrix(ours, both, names) - matrix(theirs, both, names)
+def paired_matrix(accuracies: BySeed, rivals: BySeed) -> Matrix:
+    """Return accuracies minus the rival's, float64 (seeds, clients), NaN where one of the two lacks the client.
+
+    It has the seeds in which both have some client, and the clients that both have in one of these seeds.
+    """
+    both = [seed for seed in sorted(accuracies.keys() & rivals.keys()) if accuracies[seed].keys() & rivals[seed].keys()]
+    names = sorted({name for seed in both for name in accuracies[seed].keys() & rivals[seed].keys()})
+    return matrix(accuracies, both, names) - matrix(rivals, both, names)
 
 
-def paired(ours: BySeed, theirs: BySeed) -> Difference | None:
-    """Return the paired difference of accuracies, ours minus theirs, with the 95 % interval of Student's t.
+def paired(accuracies: BySeed, rivals: BySeed) -> Difference | None:
+    """Return the paired difference of accuracies to a rival's, with the 95 % interval of Student's t.
 
     Each client's difference is averaged over the seeds that both have. Clients of one federation are not independent,
     so the interval is a guide, not a test. With fewer than three clients there is no interval.
     """
-    return _difference(paired_matrix(ours, theirs), "clients")
+    return _difference(paired_matrix(accuracies, rivals), "clients")
 
 
-def paired_by_seed(ours: BySeed, theirs: BySeed) -> Difference | None:
+def paired_by_seed(accuracies: BySeed, rivals: BySeed) -> Difference | None:
     """Return the same difference with the interval over seeds: each seed counts once, with its mean over clients.
 
     It is for claims about other draws of the data and of W_0. With fewer than three seeds there is no interval.
     """
-    return _difference(paired_matrix(ours, theirs), "seeds")
+    return _difference(paired_matrix(accuracies, rivals), "seeds")
 
 
 def _difference(values: Matrix, over: Literal["seeds", "clients"]) -> Difference | None:
     if not values.size:
         return None
     units = np.nanmean(values, axis=1 if over == "seeds" else 0)
-    found = interval(values, over) if len(units) >= LEAST_DRAWN else None
-    half = None if found is None else (found.high - found.low) / 2
+    bounds = interval(values, over) if len(units) >= LEAST_DRAWN else None
+    half = None if bounds is None else (bounds.high - bounds.low) / 2
     return Difference(float(np.mean(units)), half, len(units))
 
 
@@ -193,10 +196,10 @@ def wins(differences: Matrix, same_people: bool = False) -> tuple[int, int, int]
         differences: float64 (seeds, clients), NaN where there is none.
         same_people: Whether a column is one person, who counts once, with the mean over seeds.
     """
-    each = differences[:, ~np.isnan(differences).all(0)]
-    each = np.nanmean(each, axis=0) if same_people else each[~np.isnan(each)]
-    ahead, behind = int((each > TIE).sum()), int((each < -TIE).sum())
-    return ahead, each.size - ahead - behind, behind
+    values = differences[:, ~np.isnan(differences).all(0)]
+    values = np.nanmean(values, axis=0) if same_people else values[~np.isnan(values)]
+    ahead, behind = int((values > TIE).sum()), int((values < -TIE).sum())
+    return ahead, values.size - ahead - behind, behind
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -205,8 +208,8 @@ def holm(p: Sequence[float]) -> list[float]:
     The k-th smallest of m is multiplied by m - k + 1; none is below a smaller one's, and none above 1.
     """
     corrected, least = [0.0] * len(p), 0.0
-    for place, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        least = max(least, min(1.0, (len(p) - place) * p[index]))
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        least = max(least, min(1.0, (len(p) - rank) * p[index]))
         corrected[index] = least
     return corrected
 
@@ -257,16 +260,19 @@ def rise(lines: Sequence[Line], deployed: str) -> Rise | None:
     return Rise(float(np.mean(last) - np.mean(before)), float(error), points, least)
 
 
-def mean_rise(found: Sequence[Rise | None]) -> Rise | None:
+def mean_rise(rises: Sequence[Rise | None]) -> Rise | None:
     """Return the mean rise over the runs that have one; None if there is none."""
-    there = [each for each in found if each]
-    if not there:
+    known_rises = [curve_rise for curve_rise in rises if curve_rise]
+    if not known_rises:
         return None
-    error = np.sqrt(sum(each.error**2 for each in there)) / len(there)
-    mean, least = (float(np.mean(values)) for values in zip(*((each.mean, each.least) for each in there), strict=True))
-    return Rise(mean, float(error), max(each.points for each in there), least)
+    error = np.sqrt(sum(curve_rise.error**2 for curve_rise in known_rises)) / len(known_rises)
+    mean, least = (
+        float(np.mean(values))
+        for values in zip(*((curve_rise.mean, curve_rise.least) for curve_rise in known_rises), strict=True)
+    )
+    return Rise(mean, float(error), max(curve_rise.points for curve_rise in known_rises), least)
 
 
 def _means(lines: Sequence[Line], kind: str, view: str) -> list[float]:
     figures = ((headline(line) if kind == "test" else line.get(kind, {})).get(view) for line in lines)
-    return [found["mean"] for found in figures if found]
+    return [entry["mean"] for entry in figures if entry]

@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from sepal.client_app.app import app
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.strategies import registry
-from tools.load.light import Light
+from tools.load.light import LightClient
 
 HONEST, EVIL, GUEST = "client-00000", "client-00001", "guest"  # who has a registered key
 POLL = 0.1  # seconds
@@ -42,7 +42,7 @@ def light_client(
     node_config: Mapping[str, object],
     run_config: Mapping[str, object],
     attack: Attack = lambda message, reply: [reply],
-) -> Light:
+) -> LightClient:
     """Return a node with a key, not yet started."""
     key = serialization.load_ssh_private_key(credentials.key.read_bytes(), None)
     connection = {
@@ -50,4 +50,4 @@ def light_client(
         "root_certificates": credentials.authority.read_bytes(),
         "authentication_keys": (key, key.public_key()),
     }
-    return Light(address, Honest(node_config, run_config, attack), POLL, connection)
+    return LightClient(address, Honest(node_config, run_config, attack), POLL, connection)

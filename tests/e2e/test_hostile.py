@@ -24,7 +24,7 @@ from sepal.protocol.types import ClientInfo, Kind, Payload
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from tools.load.light import Light, Premade
+from tools.load.light import LightClient, PreparedAnswers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -50,7 +50,7 @@ def resealed(message, content, **changes):
     return write_reply(replace(named, **changes), content)
 
 
-class Liar(Premade):
+class Liar(PreparedAnswers):
     """Honest in the roster and in rounds 1 and 7."""
 
     def __call__(self, message, node, run):
@@ -122,7 +122,7 @@ def test_each_lie_is_named_in_the_ledger_and_the_round_goes_on(tmp_path):
         for number in range(2):
             deployed.start_node(f"node{number}", {"partition-id": number, "num-partitions": 3})
         ready(deployed)
-        light = Light(f"127.0.0.1:{deployed.ports.fleet}", liar, poll=0.2)
+        light = LightClient(f"127.0.0.1:{deployed.ports.fleet}", liar, poll=0.2)
         light.start()
         run = deployed.run_app(write_app(tmp_path / "app")[0].parent, config)
         light.stop()

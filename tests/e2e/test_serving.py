@@ -134,9 +134,10 @@ def test_three_terminals(tmp_path):
     assert left(tmp_path / "home") == []
 
 
-def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_back(tmp_path):
-    """With all that `sepal serve` had started, as when its machine stops. One client's SuperNode ends as well, as
-    Flower's does when a call is not authenticated.
+@pytest.mark.parametrize("alone", [False, True], ids=["with its processes", "alone"])
+def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_back(tmp_path, alone):
+    """With all that `sepal serve` had started, as when its machine stops, or alone, so that the others keep its ports.
+    One client's SuperNode ends as well, as Flower's does when a call is not authenticated.
     """
     ports = [str(free_port()), str(free_port())]
     keys = ["--set", "dataset=digits", "--set", "rounds=4", "--set", "evaluate-every=0", "--name", "back"]
@@ -152,7 +153,7 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
         while not (lines.exists() and lines.read_text().count("\n")) and time.monotonic() < end:
             time.sleep(0.05)
         parent = psutil.Process(servers[0].pid)
-        family = [*parent.children(recursive=True), parent]
+        family = [parent] if alone else [*parent.children(recursive=True), parent]
         for process in family:
             process.kill()
         psutil.wait_procs(family, 30)
@@ -166,6 +167,7 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
         for process in [*clients, *servers]:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
+    assert ("of a `sepal serve` that was killed" in (tmp_path / "second.log").read_text()) is alone
     assert "the SuperNode ended" in (tmp_path / "join0.log").read_text()
     after = lines.read_text().splitlines()
     assert after[: len(before)] == before

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from referee.calibrate.search import MOST, SEEDS, Evidence, Trial, Trials, run_trial
+from referee.calibrate.search import MOST, SEEDS, Evidence, RateTrial, Trials, run_trial
 from referee.calibrate.settings import GROWTH, SETTINGS
 from sepal.strategies import registry
 from sepal.study.record import RunRecord
@@ -14,13 +14,13 @@ from sepal.study.record import RunRecord
 
 def search(accuracy, grid=(0.1, 0.2, 0.4), own=None):
     """Run all needed trials on a function of (rate, own value, seed) and return the search."""
-    trials = Trials("digits", "ditto", grid, own=own or {})
+    trials = Trials("digits", "ditto", grid, own_values=own or {})
     count = 0
     while needed := trials.needed():
         for trial in needed:
             keys = dict(trial.keys)
             found = accuracy(keys["lr"], keys.get("ditto.lambda"), trial.seed)
-            trials.found.setdefault(trial.keys, {})[trial.seed] = found
+            trials.accuracies.setdefault(trial.keys, {})[trial.seed] = found
             count += 1
     return trials, count
 
@@ -31,7 +31,7 @@ def with_margin(accuracy, diverges=lambda lr, seed: 0, grid=(0.1, 0.2, 0.4, 0.8)
     while needed := trials.needed():
         for trial in needed:
             lr = dict(trial.keys)["lr"]
-            trials.found.setdefault(trial.keys, {})[trial.seed] = accuracy(lr, trial.seed)
+            trials.accuracies.setdefault(trial.keys, {})[trial.seed] = accuracy(lr, trial.seed)
             trials.diverged.setdefault(trial.keys, {})[trial.seed] = diverges(lr, trial.seed)
     return trials, dict(trials.chosen())
 
@@ -48,7 +48,7 @@ def test_with_a_margin_a_diverged_client_of_any_seed_excludes_a_rate_and_the_one
         lambda lr, seed: 0.9 - abs(lr - 0.8) / 10, lambda lr, seed: int((lr, seed) == (0.8, 104)) * 3
     )
     assert chosen["lr"] == 0.2
-    assert {seed for by_seed in trials.found.values() for seed in by_seed} == {101, 102, 103, 104, 105}
+    assert {seed for by_seed in trials.accuracies.values() for seed in by_seed} == {101, 102, 103, 104, 105}
 
 
 def test_with_a_margin_the_highest_mean_minus_its_standard_error_is_chosen():
@@ -62,7 +62,7 @@ def test_with_a_margin_the_highest_mean_minus_its_standard_error_is_chosen():
 def test_with_a_margin_the_best_rate_at_the_end_needs_the_next_one():
     trials, chosen = with_margin(lambda lr, seed: 0.9 - abs(lr - 0.8) / 10)
     assert chosen["lr"] == 0.8
-    assert (("clip-gradient", 5.0), ("lr", 1.6)) in trials.found
+    assert (("clip-gradient", 5.0), ("lr", 1.6)) in trials.accuracies
 
 
 def test_if_all_rates_diverge_one_is_chosen_all_the_same():
@@ -139,11 +139,11 @@ def test_the_grid_of_an_own_key_does_not_grow_where_runs_are_shortened():
 def test_nothing_is_tried_below_0_or_above_a_whole():
     trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) - own, own={"lambda": (0.0, 0.1)})
     assert len(next(iter(trials.own_grids()))[1]) == 2
-    whole = Trials("digits", "apfl", (0.1,), own={"alpha": (0.5, 0.75)})
+    whole = Trials("digits", "apfl", (0.1,), own_values={"alpha": (0.5, 0.75)})
     grown = whole._grown([(("apfl.alpha", value), ("lr", 0.1)) for value in (0.5, 0.75)], "apfl.alpha")
     assert len(grown) == 2
     for keys in grown:
-        whole.found[keys] = dict.fromkeys(SEEDS, dict(keys)["apfl.alpha"])
+        whole.accuracies[keys] = dict.fromkeys(SEEDS, dict(keys)["apfl.alpha"])
     assert len(whole._grown(grown, "apfl.alpha")) == 2  # not 1.1
 
 
@@ -155,10 +155,10 @@ def test_a_stored_trial_is_not_needed_again(clip):
     wanted = first.needed()[0]
     evidence.add(RunRecord(config=wanted.config, deployed="trained", validation={"trained": 0.5}, diverged=2))
     assert wanted not in first.needed()
-    assert first.found == {wanted.keys: {wanted.seed: 0.5}}
+    assert first.accuracies == {wanted.keys: {wanted.seed: 0.5}}
     assert first.diverged == {wanted.keys: {wanted.seed: 2}}
     assert evidence.trials("digits", "pfedgate", setting, clip).needed() == first.needed()
-    assert not evidence.trials("digits", "pfedgate", setting, 10.0 - clip).found
+    assert not evidence.trials("digits", "pfedgate", setting, 10.0 - clip).accuracies
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpse"])
@@ -169,16 +169,16 @@ def test_a_cell_again(method):
     AVX512_CORE: FedAvg is the stored figure in all six, FedPSE in four; in two it is .0053 above, which is one example.
     """
     trials = Evidence.read().trials("digits", method, SETTINGS["digits"])
-    keys = min((keys for keys in trials.found), key=lambda keys: dict(keys)["lr"])
-    record = run_trial(Trial("digits", method, keys, SEEDS[0]), "abc")
-    assert record.held_out == pytest.approx(trials.found[keys][SEEDS[0]], abs=0.01)
+    keys = min((keys for keys in trials.accuracies), key=lambda keys: dict(keys)["lr"])
+    record = run_trial(RateTrial("digits", method, keys, SEEDS[0]), "abc")
+    assert record.held_out == pytest.approx(trials.accuracies[keys][SEEDS[0]], abs=0.01)
     assert (record.diverged, record.accuracy) == (0, {})
 
 
 def test_a_trial_of_before_has_the_defaults_of_then_and_one_with_a_margin_those_of_now():
     """pFedGate's stored trials without clipping had s = 1 without a key; a search with a margin clips, and names it."""
     before, now = (
-        Trial("digits", "pfedgate", keys, SEEDS[0]).config
+        RateTrial("digits", "pfedgate", keys, SEEDS[0]).config
         for keys in ((("lr", 0.2),), (("clip-gradient", 10.0), ("lr", 0.2)))
     )
     former = {key: value for key, value in registry.former("pfedgate").items() if key != "method"}

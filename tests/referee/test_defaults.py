@@ -14,12 +14,12 @@ from referee.defaults.runs import (
     KINDS,
     MOST_BEHIND,
     YARDSTICK,
-    Run,
-    cells,
+    DefaultRun,
     established,
+    execute,
     kinds_here,
+    method_results,
     ordered,
-    run,
 )
 from sepal.strategies import registry
 from sepal.study.record import RunRecord, read
@@ -45,7 +45,7 @@ def rows(method="fedpse", dataset="digits", **by_kind):
 
 def verdict(mean):
     """Of a method with half a point more than FedAvg + fine-tuning's .95 with one seed, and ``mean`` with the other."""
-    mine, yardstick = cells([*rows(here=[0.955, mean]), *rows(YARDSTICK, here=[0.95, 0.95])])
+    mine, yardstick = method_results([*rows(here=[0.955, mean]), *rows(YARDSTICK, here=[0.95, 0.95])])
     return mine.verdict(yardstick)
 
 
@@ -61,7 +61,7 @@ def test_what_the_notes_explain_is_no_excuse_for_more(monkeypatch, mean, words):
 
 
 def test_a_seed_without_a_result_is_behind():
-    mine, yardstick = cells([*rows(here=[0.95]), *rows(YARDSTICK, here=[0.95, 0.95])])
+    mine, yardstick = method_results([*rows(here=[0.95]), *rows(YARDSTICK, here=[0.95, 0.95])])
     assert mine.verdict(yardstick) == "behind"
 
 
@@ -74,7 +74,7 @@ def test_explanations_exist():
 
 
 def test_every_method_has_rows_and_who_is_behind_the_bar_is_explained():
-    found = {(cell.dataset, cell.method): cell for cell in cells(read(ROWS))}
+    found = {(cell.dataset, cell.method): cell for cell in method_results(read(ROWS))}
     for dataset in {dataset for dataset, _ in found}:
         gaps = {name: found[dataset, name].worst(found[dataset, YARDSTICK])[0] for name in registry.METHODS}
         behind = {name: -round(points, 1) for name, points in gaps.items() if points < -100 * MOST_BEHIND}
@@ -87,19 +87,19 @@ def test_of_two_records_of_a_run_the_last_one_counts():
 
 
 def test_less_than_two_thirds_of_the_best_run_is_a_collapse():
-    (cell,) = cells(rows(avx2=[0.9, 0.61, 0.59], default=[0.9, None, 0.9]))
+    (cell,) = method_results(rows(avx2=[0.9, 0.61, 0.59], default=[0.9, None, 0.9]))
     assert [(row.labels["kind"], row.seed) for row in cell.collapsed()] == [("avx2", 2), ("default", 1)]
 
 
 def test_the_two_spreads_by_hand():
     """Over seeds: SD of (.8, .9) = .0707 in both kinds. Over kinds: SD of (.8, .82) = .0141 and of (.9, .92)."""
-    (cell,) = cells(rows(avx2=[0.8, 0.9], default=[0.82, 0.92]))
+    (cell,) = method_results(rows(avx2=[0.8, 0.9], default=[0.82, 0.92]))
     assert cell.over_seeds() == pytest.approx(0.0707, abs=1e-4)
     assert cell.over_kinds() == pytest.approx(0.0141, abs=1e-4)
     (difference,) = cell.differences()
     assert difference.mean == pytest.approx(-0.02)
     assert difference.largest == pytest.approx(0.02)
-    (single,) = cells(rows(avx2=[0.8]))
+    (single,) = method_results(rows(avx2=[0.8]))
     assert (single.over_seeds(), single.over_kinds(), list(single.differences())) == (None, None, [])
 
 
@@ -109,7 +109,7 @@ def test_a_difference_must_be_above_a_point_and_established_over_all_cells():
     far = rows("fedpse", avx2=even, default=[value - 0.02 + 0.001 * (n % 2) for n, value in enumerate(even)])
     near = rows("fedavg", avx2=even, default=[value - 0.005 + 0.0001 * (n % 2) for n, value in enumerate(even)])
     one = rows("dmpfl", avx2=even, default=[0.5, *even[1:]])
-    assert list(established(cells([*far, *near, *one]))) == [("digits", "fedpse")]
+    assert list(established(method_results([*far, *near, *one]))) == [("digits", "fedpse")]
 
 
 def test_kinds_are_those_that_the_processor_has(tmp_path):
@@ -123,4 +123,4 @@ def test_kinds_are_those_that_the_processor_has(tmp_path):
 def test_a_run_under_another_arithmetic_is_refused(monkeypatch):
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     with pytest.raises(RuntimeError, match="avx2: expected the variables"):
-        run(Run("digits", "fedavg", 0, "avx2"), "abc")
+        execute(DefaultRun("digits", "fedavg", 0, "avx2"), "abc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from referee.leaderboard.design import Design
-from referee.leaderboard.measures import HOLDS, NEWCOMER, Measures
+from referee.leaderboard.measures import HOLDS, NEWCOMER, BlockResults
 from referee.leaderboard.pages import _headline
 from referee.leaderboard.points import points_of
 from referee.leaderboard.tables import block_tables
@@ -23,7 +23,7 @@ def measured(*levels):
             held = [level, level, 0.3] if each.labels["contender"] == "ditto" else [0.6, 0.6, 0.3]
             clients = {**each.clients, "trained": held}
             rows.append(each.model_copy(update={"config": {**each.config, "seed": seed}, "clients": clients}))
-    return Measures(Design(block, rows))
+    return BlockResults(Design(block, rows))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_it_is_told_in_every_view_of_that_seed_and_in_the_picture():
 def test_a_budget_that_buys_all_rounds_is_judged_and_one_that_does_not_is_not():
     dear = BLOCK.model_copy(update={"dense": "ditto"})  # 100 % of its own bytes buy all its rounds
     found = measured(0.88, 0.46, 0.9, 0.8)
-    found = Measures(Design(dear.model_copy(update={"seeds": found.block.seeds}), list(found.design.rows.values())))
+    found = BlockResults(Design(dear.model_copy(update={"seeds": found.block.seeds}), list(found.design.rows.values())))
     assert found.figure(OWN, HOLDS, 1.0).collapsed == (0.46,)
     fewer = measured(0.88, 0.46, 0.9, 0.8).figure(OWN, HOLDS, 0.3)  # 6 rounds
     assert (fewer.count, fewer.collapsed) == (4, ())

@@ -12,9 +12,9 @@ from tests.referee.test_leaderboard_design import BLOCK, quality, row
 
 def test_the_command_goes_on_where_it_was(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "read_block", lambda name: BLOCK)
-    monkeypatch.setattr(runs, "PLACE", tmp_path)
+    monkeypatch.setattr(runs, "FOLDER", tmp_path)
     monkeypatch.setattr(runner, "processes", ThreadPoolExecutor)
-    monkeypatch.setattr(command, "run", lambda run, commit: row(run, quality(run.config), cpu_seconds=1.0))
+    monkeypatch.setattr(command, "execute", lambda run, commit: row(run, quality(run.config), cpu_seconds=1.0))
     command.work("x", 2, 1.0, 7)
     assert len(runs.read("x")) == 7
     command.work("x", 1, 0.0)

@@ -12,14 +12,14 @@ from referee.leaderboard.blocks import (
     LAST_RATE,
     NAMES,
     TUNING,
-    Block,
     Contender,
+    LeaderboardBlock,
     read_block,
     read_contenders,
 )
-from referee.leaderboard.design import TRIALS, Design, Run
+from referee.leaderboard.design import TRIALS, BlockRun, Design
 from referee.leaderboard.estimate import hours_left, hours_whole
-from referee.leaderboard.measures import Measures
+from referee.leaderboard.measures import BlockResults
 from referee.leaderboard.tables import _edge, tuning
 from sepal.config import parse
 from sepal.errors import ConfigError
@@ -27,7 +27,7 @@ from sepal.strategies import registry
 from sepal.study.record import RunRecord, append
 
 OWN = Contender(name="ditto", own={"ditto.lambda": (1.0, 0.3, 0.1)})
-BLOCK = Block(
+BLOCK = LeaderboardBlock(
     name="x",
     title="X",
     reduced="all",
@@ -49,7 +49,7 @@ BLOCK = Block(
 EACH = {"fedavg": 1.0, "ditto": 2.0, "local": 0.0, "ditto-small": 0.1}  # MB a round
 
 
-def row(run: Run, validation: float, **more: object) -> RunRecord:
+def row(run: BlockRun, validation: float, **more: object) -> RunRecord:
     """Return a row as a run would."""
     spent = [EACH[run.contender] * (number + 1) for number in range(run.config["rounds"])]
     labels = {"block": run.block, "contender": run.contender, "kind": run.kind}
@@ -138,7 +138,7 @@ def test_one_value_beyond_an_end_of_the_own_key_is_tried_with_all_tuning_seeds(b
     assert [{key: config[key] for key in names} for config in beyond] == ([tried] * 3 if tried else [])
     assert [config["seed"] for config in beyond] == (list(TUNING) if tried else [])
     assert design.chosen(ditto) == {"lr": 0.125, "ditto.lambda": chosen}
-    assert _edge(Measures(design), ditto) == end
+    assert _edge(BlockResults(design), ditto) == end
     assert {run.config["ditto.lambda"] for run in done if run.contender == "ditto" and run.kind != "trial"} == {chosen}
 
 
@@ -180,7 +180,7 @@ def test_further_keys_are_tried_in_turn_at_the_chosen_point_where_the_block_says
     assert design.chosen(BLOCK.contenders[0])["momentum"] == 0.5
     assert "ditto.epochs" not in design.chosen(BLOCK.contenders[2])
     assert {row.config.get("ditto.epochs") for row in design.counted() if row.labels["kind"] == "rounds"} == {None, 2}
-    words = "\n".join(tuning(Measures(design)))
+    words = "\n".join(tuning(BlockResults(design)))
     assert "0.125, 0.3, momentum = 0.5, ditto.epochs = 2" in words
 
 
@@ -188,7 +188,7 @@ def test_every_planned_run_names_every_key_whose_default_has_changed_and_older_r
     tmp_path, monkeypatch
 ):
     """Else the rows of before would be another run's now, or be made again with other keys."""
-    monkeypatch.setattr(runs, "PLACE", tmp_path)
+    monkeypatch.setattr(runs, "FOLDER", tmp_path)
     for name in NAMES:
         block = read_block(name)
         for contender in block.everybody:
@@ -241,7 +241,7 @@ def test_means_of_equal_hits_are_equal_although_accuracies_are_rounded():
     for lr, values in found.items():
         for seed, value in zip(TUNING, values, strict=True):
             config = BLOCK.config(OWN, {"lr": lr, "ditto.lambda": 1.0}, seed)
-            stored.append(row(Run("x", "ditto", "trial", config), value))
+            stored.append(row(BlockRun("x", "ditto", "trial", config), value))
     design = Design(BLOCK, stored)
     points = [{"lr": 0.125, "ditto.lambda": 1.0}, {"lr": 0.05, "ditto.lambda": 1.0}]
     assert design._best_mean(OWN, points) == points[1]

@@ -9,8 +9,8 @@ import pytest
 from referee.leaderboard.blocks import read_block
 from referee.leaderboard.design import Design
 from referee.leaderboard.findings import FAILED, FALLEN, NAMES, PAPERS, Findings, alone, verdicts
-from referee.leaderboard.measures import DEPLOYED, HOLDS, Measures, corrected
-from referee.leaderboard.pages import made_of
+from referee.leaderboard.measures import DEPLOYED, HOLDS, BlockResults, corrected
+from referee.leaderboard.pages import texts_of
 from referee.leaderboard.points import nearest
 from referee.parts import README, rewritten
 from sepal.errors import ConfigError
@@ -41,7 +41,7 @@ def block(name, **held):
         design = Design(
             found, [*stored, *(row(run, held.get(run.contender, 0.6)) for run in Design(found, stored).needed())]
         )
-    return Measures(design)
+    return BlockResults(design)
 
 
 def row(run, level):
@@ -79,7 +79,7 @@ def test_the_table_has_what_clients_hold_and_the_mb_of_each():
     # .2 MB × 2 × 40 rounds of three clients: 5.33 each. (.895 + .915 + .895)/3, with seed 0 .3 points more: 90.2 ± .1.
     first = next(found.papers())
     assert (first["held"], first["chosen"]) == ("90.2 ± 0.1 %, 5.3 MB", "; `fedpse.keep` = 0.1")
-    assert found.held("local") == "80.7 ± 0.1 %, 0 MB"
+    assert found.held_figure("local") == "80.7 ± 0.1 %, 0 MB"
 
 
 def test_leads_and_deficits_are_those_of_what_clients_hold():
@@ -116,7 +116,7 @@ def changed(which, change):
         else each
         for each in block("a").design.rows.values()
     ]
-    return Measures(Design(read_block("a"), rows))
+    return BlockResults(Design(read_block("a"), rows))
 
 
 def holding(*levels):
@@ -128,11 +128,11 @@ def test_deployed_differences_are_corrected_as_one_family():
     # DM-PFL is ahead by 1, 2, 3, 4 and 5 points, p = .013; its 7-fold is no lead
     some = changed(lambda who, kind, _: (who, kind) == ("dmpfl", "rounds"), holding(0.51, 0.52, 0.53, 0.54, 0.55))
     block_a = read_block("a").model_copy(update={"same_people": False})
-    some = Measures(Design(block_a, list(some.design.rows.values())))
+    some = BlockResults(Design(block_a, list(some.design.rows.values())))
     difference, p = corrected([some], True, DEPLOYED)["a", "dmpfl", DEPLOYED]
     assert 0.01 < difference.p < 0.02
     assert p == pytest.approx(difference.p)  # the others have p = 0, and it is the largest of seven
-    planned = [some, Measures(Design(read_block("d"), []))]  # of which nothing has run
+    planned = [some, BlockResults(Design(read_block("d"), []))]  # of which nothing has run
     assert corrected(planned, True, DEPLOYED)["a", "dmpfl", DEPLOYED][1] == pytest.approx(8 * difference.p)
     assert "dmpfl" in verdicts(planned, [some], True, DEPLOYED)["undecided"]
 
@@ -153,16 +153,16 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
         else each
         for each in unequal.design.rows.values()
     ]
-    ((_, kinds),) = Findings([Measures(Design(read_block("e"), rows))]).untested()
+    ((_, kinds),) = Findings([BlockResults(Design(read_block("e"), rows))]).untested()
     assert kinds[FALLEN] == ["pa3dfl; without that seed +0.0 [+0.0, +0.0]"]
-    assert list(Findings([Measures(Design(read_block("e"), rows[:-1]))]).untested()) == []  # not whole
+    assert list(Findings([BlockResults(Design(read_block("e"), rows[:-1]))]).untested()) == []  # not whole
 
 
 def test_training_alone_is_the_better_of_those_that_do():
     found = [block("a"), block("b", **{"local-each-round": 0.85}), block("d")]
     assert [alone(each).name for each in found] == ["local", "local-each-round", "local"]
     words = "−10.0 [−10.0, −10.0] (a), −5.0 [−5.0, −5.0] (b), −10.0 [−10.0, −10.0] (d)"
-    assert Findings(found).each("local") == words
+    assert Findings(found).by_block("local") == words
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_shift_has_one_sign_only_if_all_blocks_have(levels, sign):
     for each, level in zip((block("a"), block("d")), levels, strict=True):
         clients = {"received-shift-100": level}
         rows = [r.model_copy(update={"clients": {**r.clients, **clients}}) for r in each.design.rows.values()]
-        found.append(Measures(Design(each.block, rows)))
+        found.append(BlockResults(Design(each.block, rows)))
     assert Findings(found).shift_sign == sign
 
 
@@ -221,7 +221,7 @@ def test_a_tuned_run_goes_before_others_of_a_twentieth_less(monkeypatch):
 def test_a_seed_that_collapsed_counts_and_has_no_verdict():
     fallen = [changed(lambda *run: run == ("dmpfl", "rounds", 4), holding(0.1))]
     # Means of the seeds: .61, three of .6067, and .1. Their mean is .506; of the first four it is .6075.
-    assert Findings(fallen).held("dmpfl").startswith("50.6 ± 22.7 % (1 of 5 seeds collapsed: 10.0; others 60.")
+    assert Findings(fallen).held_figure("dmpfl").startswith("50.6 ± 22.7 % (1 of 5 seeds collapsed: 10.0; others 60.")
     assert verdict(fallen, "dmpfl") == {FALLEN: ["a; without it −30.0 [−30.0, −30.0]"]}
 
 
@@ -234,7 +234,7 @@ def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
     found = Findings([changed(lambda *run: run == ("fedavg-ft", "rounds", 4), holding(0.1))])
     assert {kind: len(named) for kind, named in found.tuned.items() if named} == {FALLEN: 7}
     assert found.leads == {}
-    assert found.told == ["leads", "deficits", FALLEN]
+    assert found.verdict_kinds == ["leads", "deficits", FALLEN]
 
 
 def test_what_is_undecided_only_by_the_correction_is_counted():
@@ -251,7 +251,7 @@ def test_what_is_undecided_only_by_the_correction_is_counted():
             }
         },
     )
-    found = [some, Measures(Design(read_block("d"), []))]
+    found = [some, BlockResults(Design(read_block("d"), []))]
     assert verdict(found, "subfedavg") == {"undecided": ["a"]}
     assert Findings(found).leaning == (1, 0)
 
@@ -263,7 +263,7 @@ def test_a_block_whose_yardstick_has_an_error_is_not_compared():
     broken = changed(
         lambda who, kind, seed: kind == "bytes" or (who, kind, seed) == ("fedavg-ft", "rounds", 4), lambda row: NOTHING
     )
-    assert Findings([broken]).same == []
+    assert Findings([broken]).compared == []
 
 
 @pytest.mark.parametrize(
@@ -285,21 +285,21 @@ def test_a_run_that_ended_with_an_error_takes_no_block_from_the_verdicts():
     ]
     assert verdict(broken, "dmpfl") == {FAILED: ["a"]}
     assert verdict(broken, "subfedavg") == {"deficits": ["a"]}
-    assert Findings(broken).held("dmpfl") == "only 4 of 5 seeds ended well"
+    assert Findings(broken).held_figure("dmpfl") == "only 4 of 5 seeds ended well"
 
 
 def test_a_block_that_is_not_finished_is_not_compared():
     some = [each for each in block("d").design.rows.values() if each.labels["kind"] != "bytes"]
-    found = Findings([block("a"), Measures(Design(read_block("d"), some))])
+    found = Findings([block("a"), BlockResults(Design(read_block("d"), some))])
     assert (found.tests, found.planned) == (7, 14)
-    assert Findings([Measures(Design(read_block("d"), some))]).har is None
+    assert Findings([BlockResults(Design(read_block("d"), some))]).har is None
 
 
 def test_readme_has_a_row_for_each_paper_and_needs_its_markers():
-    made = made_of({}, [block("a")], [])
+    made = texts_of({}, [block("a")], [])
     assert [row["method"] for row in Findings([block("a")]).papers()] == list(PAPERS)
     assert "[90.2 ± 0.1 %, 5.3 MB](referee/results/fedpse.md)" in made[README]
-    assert README not in made_of({}, [block("d")], [])
+    assert README not in texts_of({}, [block("d")], [])
     with pytest.raises(ConfigError, match="<!-- NAME"):
         rewritten("no markers", {"table": []})
 

@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 from referee.leaderboard.blocks import TUNING, read_block
-from referee.leaderboard.design import Design, Run
-from referee.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
+from referee.leaderboard.design import BlockRun, Design
+from referee.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, BlockResults, corrected
 from referee.leaderboard.pages import _headline, _missing, _reruns, write_pages
 from referee.leaderboard.points import points_of
-from referee.leaderboard.runs import VIEWS, again, run
+from referee.leaderboard.runs import VIEWS, again, execute
 from referee.leaderboard.tables import _edge, _trajectory, block_tables
 from sepal.study.record import RunRecord
 from sepal.study.statistics import Interval
@@ -39,7 +39,7 @@ def stored():
 
 @pytest.fixture(scope="module")
 def measures():
-    return Measures(Design(BLOCK, stored()))
+    return BlockResults(Design(BLOCK, stored()))
 
 
 def test_views_are_those_of_one_population(measures):
@@ -70,10 +70,10 @@ def test_differences_are_paired_with_the_yardstick(measures):
 
 def test_a_contender_without_all_seeds_is_shown_but_not_tested():
     rows = [r for r in stored() if (r.labels["contender"], r.labels["kind"], r.seed) != ("ditto", "rounds", 1)]
-    some = Measures(Design(BLOCK, rows))
+    some = BlockResults(Design(BLOCK, rows))
     assert some.figure(OWN, HOLDS).count == 1
     assert "ditto" not in {name for _, name, _ in corrected([some])}
-    more = Measures(Design(BLOCK.model_copy(update={"seeds": (0, 1, 2)}), stored()))
+    more = BlockResults(Design(BLOCK.model_copy(update={"seeds": (0, 1, 2)}), stored()))
     assert more.difference(OWN, HOLDS) is not None
     assert corrected([more]) == {}
 
@@ -81,14 +81,14 @@ def test_a_contender_without_all_seeds_is_shown_but_not_tested():
 def test_with_the_same_people_intervals_are_over_seeds_and_people_and_wins_over_people(measures):
     # Differences of the two clients: 0 and .2, then 0 and .1. Seeds: .1 and .05, error .025; people: 0 and .15, error
     # .075. Both: error √(.025² + .075²) = .0790569, with 1 / (.1² + .9²) = 1.2195 degrees of freedom.
-    same = Measures(Design(BLOCK.model_copy(update={"same_people": True}), stored()))
+    same = BlockResults(Design(BLOCK.model_copy(update={"same_people": True}), stored()))
     halves = [(m.difference(OWN, HOLDS).high - m.difference(OWN, HOLDS).low) / 2 for m in (measures, same)]
     both = stats.t.ppf(0.975, 1 / 0.82) * 0.0790569
     assert halves == pytest.approx([12.7062 * 0.025, both], rel=1e-4)  # t(.975, 1) = 12.7062
     assert (measures.wins(OWN), same.wins(OWN)) == ((2, 2, 0), (1, 1, 0))
 
 
-class Wide(Measures):
+class Wide(BlockResults):
     """A block with differences of so many seeds and clients."""
 
     def __init__(self, seeds, clients):
@@ -113,7 +113,7 @@ def test_p_values_are_corrected_and_few_seeds_or_clients_have_none():
     for few in (Wide(3, 9), Wide(5, 2)):
         assert [p for _, p in corrected([few]).values()] == [None, None]
     # With another block of three planned differences that has not run: of five, the least counts five times.
-    later = Measures(Design(BLOCK.model_copy(update={"name": "y", "tested": ("fedavg", "ditto", "local")}), []))
+    later = BlockResults(Design(BLOCK.model_copy(update={"name": "y", "tested": ("fedavg", "ditto", "local")}), []))
     more = corrected([Wide(4, 3), later])
     assert [more["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([5 * raw[0], min(1, 4 * raw[1])])
     one = Wide(4, 3)
@@ -137,7 +137,7 @@ def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere(
         else row
         for row in stored()
     ]
-    some = Measures(Design(BLOCK, rows))
+    some = BlockResults(Design(BLOCK, rows))
     assert some.figure(OWN, HOLDS) is some.difference(OWN, HOLDS) is some.wins(OWN) is some.megabytes(OWN) is None
     assert "ditto" not in {point.contender.name for point in points_of(some)}
     assert "ditto" not in {name for _, name, _ in corrected([some])}
@@ -156,7 +156,7 @@ def test_a_run_that_has_spent_more_than_its_budget_is_marked():
             else row
             for row in stored()
         ]
-        return "\n".join(block_tables(Measures(Design(BLOCK, rows))))
+        return "\n".join(block_tables(BlockResults(Design(BLOCK, rows))))
 
     assert "**over**: 102 % of the budget" in text(1.02)  # 6 rounds of 2 MB are 12 of 12 MB
     assert "over" not in text(1.009)
@@ -180,7 +180,7 @@ def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontie
 
 
 def test_the_tables_say_what_a_budget_buys_at_best():
-    found = Measures(block("a").design)
+    found = BlockResults(block("a").design)
     text = "\n".join(block_tables(found))
     # FedAvg sends 80 MB, FedPSE 16, its 1 % 1.6, compressed fine-tuning 2.4; Local has 80.7 %, others with few MB 60.7
     rows = {line.split(" | ")[0]: line for line in text.partition("| equal bytes")[2].splitlines()}
@@ -196,7 +196,7 @@ def test_the_tables_say_what_a_budget_buys_at_best():
     [(0.1, "the same: one global model"), (0.2, "different ones: their models differ")],
 )
 def test_the_tables_say_whether_those_who_train_one_model_chose_the_same_keys(rate, said):
-    found = Measures(Design(read_block("a"), []))
+    found = BlockResults(Design(read_block("a"), []))
     found.design._chosen |= {
         "fedavg-ft": {"lr": 0.1, "fedavg-ft.epochs": 5},
         "fedavg": {"lr": 0.1},
@@ -207,7 +207,7 @@ def test_the_tables_say_whether_those_who_train_one_model_chose_the_same_keys(ra
 
 
 def test_the_tables_say_what_is_chosen_at_an_end_of_what_was_tried(measures):
-    up = Measures(searched(lambda config: config["lr"] / 10 - config.get("ditto.lambda", 0.0))[0])
+    up = BlockResults(searched(lambda config: config["lr"] / 10 - config.get("ditto.lambda", 0.0))[0])
     assert [_edge(up, each) for each in BLOCK.contenders[:2]] == ["lr", "lr, ditto.lambda"]
     assert [_edge(measures, each) for each in BLOCK.contenders[:2]] == ["–", "–"]
 
@@ -220,11 +220,11 @@ def test_there_is_a_point_for_all_rounds_and_for_all_that_bytes_buy(measures):
 
 def test_a_stored_row_is_run_again_and_its_digests_compared():
     keys = {"dataset": "digits", "clients": 3, "partition.subsample": 200, "rounds": 1, "lr": 0.1, "method": "fedavg"}
-    row = run(Run("x", "fedavg", "rounds", {**keys, "seed": 0}), "abc")
+    row = execute(BlockRun("x", "fedavg", "rounds", {**keys, "seed": 0}), "abc")
     assert set(row.clients) <= {"name", "novel", "steps", *VIEWS}
     assert again(row, "def").figures["same"]
     assert not again(row.model_copy(update={"weights_sha256": "0"}), "def").figures["same"]
-    assert run(Run("x", "fedavg", "trial", {**keys, "seed": TUNING[0]}), "abc").clients == {}
+    assert execute(BlockRun("x", "fedavg", "trial", {**keys, "seed": TUNING[0]}), "abc").clients == {}
 
 
 def test_reruns_are_counted_with_how_late_they_were():
@@ -244,7 +244,7 @@ def test_reruns_are_counted_with_how_late_they_were():
 def test_a_run_beside_that_is_another_ones_counts_once(measures):
     """`ditto-small` differs in its keys; the same keys as Ditto's make its two runs Ditto's."""
     twin = BLOCK.beside[0].model_copy(update={"keys": {}})
-    found = Measures(Design(BLOCK.model_copy(update={"beside": (twin,)}), stored()))
+    found = BlockResults(Design(BLOCK.model_copy(update={"beside": (twin,)}), stored()))
     runs = [[line.split(" | ")[3] for line in _missing([each]) if line.startswith("| x")] for each in (measures, found)]
     assert runs == [["8 of 8"], ["6 of 6"]]
 

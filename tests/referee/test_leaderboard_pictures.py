@@ -11,7 +11,7 @@ from referee.leaderboard import density, forest, overview
 from referee.leaderboard.blocks import NAMES, TUNING, read_block
 from referee.leaderboard.design import Design
 from referee.leaderboard.looks import BASELINES, GREY, LOOKS, PAPERS, SAME
-from referee.leaderboard.measures import Measures
+from referee.leaderboard.measures import BlockResults
 from referee.leaderboard.pages import PAGE, counted, measured, pictures
 from tests.referee.test_leaderboard_findings import block, changed, holding
 
@@ -84,7 +84,7 @@ def test_density_is_from_trials_of_the_same_seeds_as_the_yardsticks(two):
         if each.labels["contender"] == "subfedavg" and each.seed == TUNING[0] and each.config["subfedavg.target"] == 0.7
     )
     worse = better.model_copy(update={"validation": {"trained": 0.59}})
-    other = Measures(Design(read_block("a"), [worse if each is better else each for each in rows]))
+    other = BlockResults(Design(read_block("a"), [worse if each is better else each for each in rows]))
     assert density.behind(other, other.named("subfedavg"), 0.7) == (pytest.approx(-31), 1)
     shown = {(row["key"], round(row["density"])): row for row in density.points([other])}
     assert (shown["subfedavg", 30]["mean"], shown["subfedavg", 30]["published"]) == (pytest.approx(-31), False)

@@ -61,7 +61,7 @@ def test_each_seed_may_be_quoted():
 
 
 def test_a_view_is_the_deployed_one_of_each_method_and_shares_are_of_the_dense_bytes():
-    assert cell().diff("ours", "theirs", "kept", other="kept") == "+20.0 [−4.8, +44.8]"
+    assert cell().diff("ours", "theirs", "kept", rival_view="kept") == "+20.0 [−4.8, +44.8]"
     assert cell().diff("far", "theirs", "received", shift=True) == "0.0 [−24.8, +24.8]"
     assert (cell().acc("ours"), cell().mb("ours"), cell().dense("ours"), cell().dense("ours", ("up",))) == (
         "60.0",

@@ -25,7 +25,7 @@ from sepal.method.interface import resolve
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import flatten
 from sepal.strategies.assembly import assemble
-from sepal.study.method_checks.cases import Lines, Stop, StopAfter
+from sepal.study.method_checks.cases import RoundLog, Stop, StopAfter
 from sepal.training import stacked
 from sepal.training.devices import choose_device, spread
 from sepal.training.programs import Program
@@ -213,7 +213,7 @@ def check_names():
 
 def check_memory():
     """A client whose training does not fit the device is left out of the round; its line in the ledger has a hint."""
-    plain, watching = Clients.answer, Lines()
+    plain, watching = Clients.answer, RoundLog()
 
     def answer(self, number, message):
         full = number == 1 and message.metadata.message_type == "train" and message.metadata.group_id == "1"

@@ -105,7 +105,7 @@ def test_apfl_step_by_hand():
     w: 1 - .5·F'(1) = 1.1192, as FedAvg. v: 0 - .5·α·F'(v̄) = .13447. α: .5 - .5·(v - w)·F'(v̄) = .5 - .5·(-1)(-.5379)
     = .23106, both from v and w before the step. Afterwards v̄ = .23106·.13447 + .76894·1.1192 = .89167.
     """
-    algorithm = one_weight("apfl")
+    algorithm = one_weight("apfl", **{"apfl.alpha": 0.5})
     state, upload = algorithm.train(algorithm.init(), sent(1.0), Plan(1))
     w, v, alpha = 1 - 0.5 * slope(1.0), -0.25 * slope(0.5), 0.5 + 0.5 * slope(0.5)
     assert upload.tensors["w"].values[0] == pytest.approx(w, rel=1e-6)
@@ -117,7 +117,7 @@ def test_apfl_step_by_hand():
 
 def test_alpha_moves_once_a_round():
     """Its value after one pass of one batch is that after three."""
-    one, three = (one_weight("apfl", **{"local-epochs": epochs}) for epochs in (1, 3))
+    one, three = (one_weight("apfl", **{"local-epochs": epochs, "apfl.alpha": 0.5}) for epochs in (1, 3))
     after, longer = one.train(one.init(), sent(1.0), Plan(1))[0], three.train(three.init(), sent(1.0), Plan(1))[0]
     assert after.alpha == longer.alpha != 0.5
     assert after.personal["w"][0] != longer.personal["w"][0]

@@ -208,7 +208,7 @@ def test_keeping_everything_is_fedavg(runs):
 
     They are not the same bits: one averages weights, the other differences.
     """
-    sparse, plain = runs("fedpse", **{"fedpse.keep": 1.0}), runs("fedavg")
+    sparse, plain = runs("fedpse", lr=0.2, **{"fedpse.keep": 1.0}), runs("fedavg", lr=0.2)
     ours, theirs = sparse.algorithm.model(sparse.progress.server), plain.algorithm.model(plain.progress.server)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], atol=2e-6)

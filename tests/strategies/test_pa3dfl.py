@@ -44,7 +44,7 @@ def test_a_round_of_two_widths_by_hand():
     The clients have unlike numbers of examples, which must not count. Both take part at width 1 and 1/2; beyond the
     narrow one's prefix only the wide one moves the decoders. The gradient is not clipped (clip = 1e9).
     """
-    federation = Federation(**{"pa3dfl.clip": 1e9, "pa3dfl.rate": 0.1})
+    federation = Federation(**{"lr": 0.1, "pa3dfl.clip": 1e9, "pa3dfl.rate": 0.1})
     server = federation.server
     names = [host.info.name for host in federation.hosts]
     state = federation.first()

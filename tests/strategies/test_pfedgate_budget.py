@@ -18,7 +18,7 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
 from sepal.strategies.pfedgate.server import PFedGateServer
-from sepal.study.method_checks.cases import Lines
+from sepal.study.method_checks.cases import RoundLog
 from sepal.wire import encode
 from sepal.wire.tensors import SparseTensor, Support, members
 from tests.scratch_store import ScratchStore
@@ -68,7 +68,7 @@ def test_a_run_reports_a_share_within_each_clients_budget():
     """Budgets from the clients' capacities; one of them is below 1/B."""
     found = []
 
-    class Watch(Lines):
+    class Watch(RoundLog):
         def round(self, progress, record, line):
             found.extend((reply.client.capacity, reply.metrics) for reply in record.replies.values())
 
@@ -104,7 +104,7 @@ def test_by_default_half_of_the_blocks_are_off():
     flat = {key: value for key, value in FLAT.items() if not key.startswith("pfedgate")}
     found = []
 
-    class Watch(Lines):
+    class Watch(RoundLog):
         def round(self, progress, record, line):
             found.extend(client["metrics"]["share"] for client in line["clients"])
 

@@ -110,7 +110,7 @@ def test_apfl_goes_on_from_its_personal_model_and_its_alpha():
 
     v̄ = αv + (1-α)w; v ← v + .5·α·2σ(-2v̄); α ← α + .5·(v - w)·2σ(-2v̄), both from the values before the step.
     """
-    algorithm = client("apfl", One, [2.0])
+    algorithm = client("apfl", One, [2.0], **{"apfl.alpha": 0.5})
     state, v, alpha = algorithm.init(), 0.0, 0.5
     for number, w in ((1, 1.0), (2, 2.0), (3, 0.5)):
         mixed = alpha * v + (1 - alpha) * w

@@ -136,7 +136,7 @@ def test_events_begin_in_any_round_and_the_closing_one_but_not_before_the_run_is
 def test_a_run_in_which_nothing_was_killed_is_repeated_and_is_no_success(monkeypatch, capsys, kills, tries, code):
     calls = []
     row = {"equal": True, "kills": kills, "events": ["client restarted", f"{BY_ERROR} (why)"]}
-    monkeypatch.setattr(chaos, "one", lambda number, options: calls.append(number) or row)
+    monkeypatch.setattr(chaos, "disturbed_run", lambda number, options: calls.append(number) or row)
     monkeypatch.setattr(sys, "argv", ["chaos", "--runs", "1"])
     with pytest.raises(SystemExit) as end:
         chaos.main()

@@ -83,20 +83,20 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown part {unknown[0]}; known: {', '.join(PARTS)}")
     begun = time.monotonic()
-    found: dict[str, Any] = {"machine": machine(), "rows": []}
+    results: dict[str, Any] = {"machine": machine(), "rows": []}
     table = Table("what", "ratio", "goal", "met", "figures")
     for name in arguments.parts or PARTS:
         for row in PARTS[name]():
-            found["rows"].append({"part": name, **row})
+            results["rows"].append({"part": name, **row})
             rest = {k: v for k, v in row.items() if k not in ("what", "ratio", "goal", "met")}
             figures = " ".join(f"{key}={_short(value)}" for key, value in rest.items())
-            met = {True: "yes", False: "NO", None: ""}[row["met"]]
-            table.add_row(row["what"], f"{row['ratio']:.3f}", row["goal"], met, figures)
-    found["seconds"] = time.monotonic() - begun
+            verdict = {True: "yes", False: "NO", None: ""}[row["met"]]
+            table.add_row(row["what"], f"{row['ratio']:.3f}", row["goal"], verdict, figures)
+    results["seconds"] = time.monotonic() - begun
     Console(width=180).print(table)
     out = arguments.out or (None if arguments.parts else Path("tools/results/bench.json"))
     if out:
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         Console().print(f"written to {out}", highlight=False)
 
 

@@ -24,7 +24,7 @@ ENTRIES, KEEP, DISTINCT = 11_000_000, 0.1, 10
 FLAT = Flat(tuple(Parameter(f"w{number}", (ENTRIES // 4,), Role.WEIGHT) for number in range(4)))
 
 
-class Spooled:
+class SpooledUploads:
     """Uploads of ``count`` clients: read from disk and decoded one at a time, each time they are iterated."""
 
     def __init__(self, store: DiskRunStore, count: int) -> None:
@@ -72,24 +72,24 @@ def measure(counts: tuple[int, ...] = (10, 100, 1000)) -> list[dict[str, Any]]:
         store = DiskRunStore(Path(directory), object)
         spool(store)
         for count in counts:
-            uploads: Any = Spooled(store, count)
+            uploads: Any = SpooledUploads(store, count)
             begun = time.monotonic()
             for _ in uploads:
                 pass
             reading = time.monotonic() - begun
             begun = time.monotonic()
             aggregate(uploads, FLAT)
-            taken = time.monotonic() - begun
+            seconds = time.monotonic() - begun
             if count == counts[0]:
-                what = f"all of FedPSE's server step for {count} uploads over reading and decoding them"
-                rows.append({"what": what, "ratio": whole_step(uploads) / reading, "goal": "", "met": None})
+                title = f"all of FedPSE's server step for {count} uploads over reading and decoding them"
+                rows.append({"what": title, "ratio": whole_step(uploads) / reading, "goal": "", "met": None})
             rows.append(
                 {
                     "what": f"aggregate {count} uploads (EWA), 11 M parameters at 10 %, over reading and decoding them",
-                    "ratio": taken / reading,
+                    "ratio": seconds / reading,
                     "goal": "at most 3" if count == 100 else "",
-                    "met": taken <= 3 * reading if count == 100 else None,
-                    "seconds_per_upload": taken / count,
+                    "met": seconds <= 3 * reading if count == 100 else None,
+                    "seconds_per_upload": seconds / count,
                     "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                 }
             )

@@ -75,20 +75,20 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row for each model, device and number of clients at once; without a device for all that are there."""
     rows = []
-    for place in [device] if device else dict.fromkeys(("cpu", choose_device("auto"))):
+    for where in [device] if device else dict.fromkeys(("cpu", choose_device("auto"))):
         for name, keys in kinds.items():
-            found: dict[int, list[float]] = {count: [] for count in (1, *AT_ONCE)}
+            durations: dict[int, list[float]] = {count: [] for count in (1, *AT_ONCE)}
             for _ in range(repeats):
-                for count in found:
-                    found[count] += seconds(keys, place, count)
-            middle = {count: statistics.median(each) for count, each in found.items()}
+                for count in durations:
+                    durations[count] += seconds(keys, where, count)
+            middle = {count: statistics.median(values) for count, values in durations.items()}
             for count in AT_ONCE:
                 rows.append(
                     {
-                        "what": f"{name}, {count} of {CLIENTS} clients at once over one by one, {place}",
+                        "what": f"{name}, {count} of {CLIENTS} clients at once over one by one, {where}",
                         "ratio": middle[count] / middle[1],
-                        "goal": "" if place == "cpu" else "below 1",
-                        "met": None if place == "cpu" else middle[count] < middle[1],
+                        "goal": "" if where == "cpu" else "below 1",
+                        "met": None if where == "cpu" else middle[count] < middle[1],
                         "at_once_seconds": middle[count],
                         "one_by_one_seconds": middle[1],
                     }

@@ -27,9 +27,9 @@ def peak_megabytes(clients: int) -> float:
     queue = context.Queue()
     process = context.Process(target=_run, args=(clients, queue))
     process.start()
-    found = float(queue.get())
+    megabytes = float(queue.get())
     process.join()
-    return found
+    return megabytes
 
 
 def measure(counts: tuple[int, int] = (100, 500)) -> list[dict[str, Any]]:

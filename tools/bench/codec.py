@@ -20,12 +20,12 @@ DENSITIES = (0.5, 0.38, 0.3, 0.21, 0.1, 0.01)  # plain Rice codes are at their w
 
 def seconds(action: Callable[[], object], repeats: int = 7) -> float:
     """Return the median seconds of ``action``."""
-    taken = []
+    durations = []
     for _ in range(repeats):
         begun = time.perf_counter()
         action()
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+        durations.append(time.perf_counter() - begun)
+    return statistics.median(durations)
 
 
 def bound_bytes(size: int, count: int) -> float:
@@ -48,13 +48,13 @@ def measure() -> list[dict[str, Any]]:
         specs = {"w": TensorSpec((ENTRIES,), max_count=count)}
         share = (len(data) - 4 * count) / bound_bytes(ENTRIES, count)
         for direction, action in (("encode", partial(encode, {"w": tensor})), ("decode", partial(decode, data, specs))):
-            taken = seconds(action)
-            speed = 4 * ENTRIES / taken / 1e6
+            duration = seconds(action)
+            speed = 4 * ENTRIES / duration / 1e6
             goal = density == 0.1
             rows.append(
                 {
                     "what": f"{direction} at {density:g} of {ENTRIES // 10**6} M entries",
-                    "ratio": taken / copy,
+                    "ratio": duration / copy,
                     "goal": "at least 2,500 MB/s of dense fp32" if goal else "",
                     "met": speed >= 2500 if goal else None,
                     "mb_per_second": speed,

@@ -39,26 +39,26 @@ class Moment:
 
     at: float
     process: str
-    what: str
+    event: str
     about: str
 
 
 def parts_of(moments: Sequence[Moment]) -> list[dict[str, float]]:
     """Return the seconds of each part of each round but the first and the closing one, along the last reply's way."""
-    orders = {moment.about: moment.at for moment in reversed(moments) if moment.what == "order"}
+    orders = {moment.about: moment.at for moment in reversed(moments) if moment.event == "order"}
     starts = sorted(orders.values())
-    found = []
+    parts = []
     for begin, end in pairwise(starts[1:]):
         within = [moment for moment in moments if begin <= moment.at < end]
-        last = max((moment for moment in within if moment.what == "taken"), key=lambda moment: moment.at)
-        own = [moment for moment in within if moment.about == last.about]
-        answering = {moment.process for moment in own if moment.what == "answering"}
-        own += [moment for moment in within if moment.what == "running" and moment.process in answering]
-        at = {moment.what: moment.at for moment in own}
-        times = [begin, *(at[what] for what in PARTS.values()), end]
+        last = max((moment for moment in within if moment.event == "taken"), key=lambda moment: moment.at)
+        on_way = [moment for moment in within if moment.about == last.about]
+        answering = {moment.process for moment in on_way if moment.event == "answering"}
+        on_way += [moment for moment in within if moment.event == "running" and moment.process in answering]
+        at = {moment.event: moment.at for moment in on_way}
+        times = [begin, *(at[event] for event in PARTS.values()), end]
         seconds = [after - before for before, after in pairwise(times)]
-        found.append(dict(zip([*PARTS, "server_between_rounds"], seconds, strict=True)))
-    return found
+        parts.append(dict(zip([*PARTS, "server_between_rounds"], seconds, strict=True)))
+    return parts
 
 
 def rounds_of(

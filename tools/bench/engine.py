@@ -28,7 +28,7 @@ FLAT: Mapping[str, Any] = {
 }
 
 
-class Clock:
+class RoundClock:
     """Keeps each round's wall time, and the time from its creation until the first round starts."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ def engine_seconds(batch: int, workers: int, rounds: int = ROUNDS) -> tuple[list
     from sepal.engines.in_process import run_in_process
     from sepal.strategies.assembly import assemble
 
-    clock = Clock()
+    clock = RoundClock()
     assembly = assemble({**FLAT, "batch-size": batch, "rounds": rounds})
     run_in_process(assembly, observers=[clock], workers=workers)
     return clock.seconds[1:rounds], clock.startup
@@ -98,9 +98,9 @@ def _floor(clients: list[int], batch: int, rounds: int, barrier: Any, queue: Any
             optimizer = torch.optim.SGD(module.parameters(), 0.01)
             order = torch.randperm(EXAMPLES)
             shuffled, labels = x[order], y[order]
-            for inputs, wanted in zip(torch.split(shuffled, batch), torch.split(labels, batch), strict=True):
+            for inputs, targets in zip(torch.split(shuffled, batch), torch.split(labels, batch), strict=True):
                 optimizer.zero_grad()
-                functional.cross_entropy(module(inputs), wanted).backward()  # type: ignore[no-untyped-call]
+                functional.cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         queue.put(None)
 

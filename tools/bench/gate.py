@@ -53,14 +53,14 @@ def gated(name: str, kind: GateCase) -> tuple[GatedModule, Blocks]:
 
 def seconds(actions: Mapping[Any, Callable[[], object]], repeats: int = REPEATS) -> dict[Any, float]:
     """Return the median CPU seconds of each action; the actions take turns, so that all meet the same conditions."""
-    taken: dict[Any, list[float]] = {name: [] for name in actions}
+    durations: dict[Any, list[float]] = {name: [] for name in actions}
     for number in range(repeats + 2):
         for name, action in actions.items():
             begun = time.process_time()
             action()
             if number > 1:
-                taken[name].append(time.process_time() - begun)
-    return {name: statistics.median(times) for name, times in taken.items()}
+                durations[name].append(time.process_time() - begun)
+    return {name: statistics.median(times) for name, times in durations.items()}
 
 
 def step(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
@@ -89,10 +89,10 @@ def infer(module: nn.Module, x: torch.Tensor) -> Callable[[], None]:
     return action
 
 
-def row(what: str, ratio: float, most: float | None = None, **figures: Any) -> dict[str, Any]:
+def row(title: str, ratio: float, most: float | None = None, **figures: Any) -> dict[str, Any]:
     """Return a row of the table; ``most`` is the goal."""
     goal = "" if most is None else f"at most {most:g}"
-    return {"what": what, "ratio": ratio, "goal": goal, "met": None if most is None else ratio <= most, **figures}
+    return {"what": title, "ratio": ratio, "goal": goal, "met": None if most is None else ratio <= most, **figures}
 
 
 def measure_steps(name: str) -> list[dict[str, Any]]:
@@ -104,14 +104,14 @@ def measure_steps(name: str) -> list[dict[str, Any]]:
             module, blocks = gated(name, GateCase(keep, gating))
             actions[keep, gating] = step(module, x, y)
         actions[keep, "solver"] = partial(module.choose, torch.rand(BATCH, len(blocks.names)).numpy())
-    taken = seconds(actions)
+    medians = seconds(actions)
     rows = []
     for keep in KEEPS:
-        batch, sample, solver = (taken[keep, which] for which in ("batch", "sample", "solver"))
+        batch, sample, solver = (medians[keep, which] for which in ("batch", "sample", "solver"))
         where = f"{name}, s = {keep:g}, batch of {BATCH}"
         rows += [
-            row(f"step by batch over plain, {where}", batch / taken["plain"], ms=1e3 * batch),
-            row(f"step by sample over plain, {where}", sample / taken["plain"], ms=1e3 * sample),
+            row(f"step by batch over plain, {where}", batch / medians["plain"], ms=1e3 * batch),
+            row(f"step by sample over plain, {where}", sample / medians["plain"], ms=1e3 * sample),
             row(f"step by sample over by batch, {where}", sample / batch, 1.4),
             row(f"knapsack's share of a step by sample, {where}", solver / sample, 0.1, ms=1e3 * solver),
         ]
@@ -127,14 +127,14 @@ def measure_inference(name: str) -> list[dict[str, Any]]:
     x, work = torch.randn(BATCH, *DATA[name][0]), forward_costs(name)
     modules = {kind: gated(name, kind) for kind in kinds}
     actions: dict[Any, Callable[[], object]] = {kind: infer(module, x) for kind, (module, _) in modules.items()}
-    taken = seconds({"plain": infer(models.build(name, *DATA[name]), x), **actions})
+    medians = seconds({"plain": infer(models.build(name, *DATA[name]), x), **actions})
     rows = []
     for kind, (module, blocks) in modules.items():
         with torch.no_grad():
             on, costs = module.sparse_weights(x)[1], blocks.costs(work)
-        what = f"inference over plain, {name}, s = {kind.keep:g} of {kind.cost}, by {kind.gating}, {kind.solver}"
+        title = f"inference over plain, {name}, s = {kind.keep:g} of {kind.cost}, by {kind.gating}, {kind.solver}"
         figures = {"weights": blocks.share(on), "multiply_adds": costs[on].sum() / costs.sum()}
-        rows.append(row(what, taken[kind] / taken["plain"], ms=1e3 * taken[kind], **figures))
+        rows.append(row(title, medians[kind] / medians["plain"], ms=1e3 * medians[kind], **figures))
     return rows
 
 

@@ -50,9 +50,9 @@ def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3, k
     del small, first, warm
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # what was held before does not count as a peak
     before = memory("VmRSS")
-    found = {"generate": timed(generate, 3), "step": timed(lambda: network.step(state, uploads(), np.copy), 3)}
+    durations = {"generate": timed(generate, 3), "step": timed(lambda: network.step(state, uploads(), np.copy), 3)}
     over = memory("VmHWM") - before + network.bytes / 2**20  # the state itself was allocated before
-    return {**found, "bytes": network.bytes, "peak": over, "over_hypernetwork": over * 2**20 / network.bytes}
+    return {**durations, "bytes": network.bytes, "peak": over, "over_hypernetwork": over * 2**20 / network.bytes}
 
 
 def measure(times: int = 15) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def measure(times: int = 15) -> list[dict[str, Any]]:
     rows.append(peak(f"hypernetwork for {SAMPLED} of {CLIENTS} clients of Fashion-MNIST, full width", large))
     small = {width: alone(step_of, "channels", width, BATCH, times)["seconds"] for width in WIDTHS}
     steps = EPOCHS * EXAMPLES // BATCH
-    for what, widths, clients, rank, depth in (
+    for title, widths, clients, rank, depth in (
         ("full width", (1.0,), CLIENTS, 0, 3),
         ("full width, encoder of 2 layers", (1.0,), CLIENTS, 0, 2),
         ("full width, encoder of 1 layer", (1.0,), CLIENTS, 0, 1),
@@ -70,21 +70,21 @@ def measure(times: int = 15) -> list[dict[str, Any]]:
         ("full width, 1,000 embeddings", (1.0,), 1000, 0, 3),
         ("full width, decoders of rank 8", (1.0,), CLIENTS, 8, 3),
     ):
-        found = alone(server, widths, clients, rank, depth)
+        timings = alone(server, widths, clients, rank, depth)
         training = steps * sum(small[widths[number % len(widths)]] for number in range(SAMPLED))
-        ratio = (found["generate"] + found["step"]) / training
-        name = f"hypernetwork for {SAMPLED} of {clients} clients, {what}"
-        met = ratio <= 0.1 if rank == 0 else None
+        ratio = (timings["generate"] + timings["step"]) / training
+        name = f"hypernetwork for {SAMPLED} of {clients} clients, {title}"
+        verdict = ratio <= 0.1 if rank == 0 else None
         goal = "at most .1" if rank == 0 else ""
-        figures = {key: found[key] for key in ("generate", "step", "bytes")}
-        rows.append({"what": f"{name}, over their training", "ratio": ratio, "goal": goal, "met": met, **figures})
+        figures = {key: timings[key] for key in ("generate", "step", "bytes")}
+        rows.append({"what": f"{name}, over their training", "ratio": ratio, "goal": goal, "met": verdict, **figures})
         rows[-1]["training"] = training
-        rows.append(peak(name, found))
+        rows.append(peak(name, timings))
     return rows
 
 
-def peak(name: str, found: dict[str, float]) -> dict[str, Any]:
+def peak(name: str, figures: dict[str, float]) -> dict[str, Any]:
     """Return the row of a peak memory."""
-    ratio = found["over_hypernetwork"]
+    ratio = figures["over_hypernetwork"]
     row = {"what": f"{name}, peak memory over its bytes", "ratio": ratio, "goal": "at most 4", "met": ratio <= 4}
-    return {**row, "mebibytes": found["peak"]}
+    return {**row, "mebibytes": figures["peak"]}

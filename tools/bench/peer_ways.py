@@ -26,7 +26,7 @@ RATE = 0.01
 
 
 @dataclass(frozen=True)
-class Federation:
+class Workload:
     """What all train: a row of the table."""
 
     registered: int
@@ -61,13 +61,13 @@ class Federation:
 
 
 ROWS = {
-    "training": Federation(20, 20, 50, "cnn2", 4, "data"),
-    "small cnn2": Federation(1000, 50, 10, "cnn2", 6, "small"),
-    "small perceptron": Federation(1000, 50, 10, "tiny", 12, "small"),
+    "training": Workload(20, 20, 50, "cnn2", 4, "data"),
+    "small cnn2": Workload(1000, 50, 10, "cnn2", 6, "small"),
+    "small perceptron": Workload(1000, 50, 10, "tiny", 12, "small"),
 }
 
 
-def bare(row: Federation) -> list[float]:
+def bare(row: Workload) -> list[float]:
     """The floor: the same SGD steps and nothing else."""
     module = row.module().train()
     loaded = {c: tuple(map(torch.from_numpy, row.images(c))) for c in range(row.sampled)}
@@ -84,7 +84,7 @@ def bare(row: Federation) -> list[float]:
     return seconds
 
 
-def pfllib(row: Federation) -> list[float]:
+def pfllib(row: Workload) -> list[float]:
     """PFLlib's loop (github.com/TsingZ0/PFLlib), made again: a module and an optimizer a client, parameters copied."""
     server = row.module()
     loss = nn.CrossEntropyLoss()
@@ -118,7 +118,7 @@ def pfllib(row: Federation) -> list[float]:
     return seconds
 
 
-def pfl(row: Federation) -> list[float]:
+def pfl(row: Workload) -> list[float]:
     """pfl-research (``pip install pfl``): its simulated backend, in one process."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -148,7 +148,7 @@ def pfl(row: Federation) -> list[float]:
     seconds: list[float] = []
     begun = [time.process_time()]
 
-    class Clock(TrainingProcessCallback):  # type: ignore[misc]
+    class PflClock(TrainingProcessCallback):  # type: ignore[misc]
         def after_central_iteration(self, aggregate: Any, model: Any, *, central_iteration: int) -> Any:
             now = time.process_time()
             seconds.append(now - begun[0])
@@ -169,11 +169,11 @@ def pfl(row: Federation) -> list[float]:
     steps = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=row.batch)
     backend = SimulatedBackend(training_data=dataset, val_data=dataset)
     begun[0] = time.process_time()
-    FederatedAveraging().run(parameters, backend, model, steps, callbacks=[Clock()], send_metrics_to_platform=False)
+    FederatedAveraging().run(parameters, backend, model, steps, callbacks=[PflClock()], send_metrics_to_platform=False)
     return seconds
 
 
-def fluke(row: Federation) -> list[float]:
+def fluke(row: Workload) -> list[float]:
     """Fluke (``pip install fluke-fl``): its FedAvg client and server."""
     _without_torchvisions_operators()
     from fluke import DDict, FlukeENV
@@ -212,7 +212,7 @@ def fluke(row: Federation) -> list[float]:
     algorithm = FedAVG(row.registered, None, {}, clients=clients, server=server)
     seconds: list[float] = []
 
-    class Clock:
+    class FlukeClock:
         begun = 0.0
 
         def start_round(self, round: int, global_model: Any) -> None:
@@ -224,7 +224,7 @@ def fluke(row: Federation) -> list[float]:
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *args, **kwargs: None
 
-    algorithm.attach(Clock())
+    algorithm.attach(FlukeClock())
     algorithm.run(row.rounds, row.sampled / row.registered, finalize=False)
     return seconds
 
@@ -246,7 +246,7 @@ def _optimizer(parameters: Any) -> Any:
     return OptimizerConfigurator(parameters.optimizer, parameters.scheduler)
 
 
-def sepal(row: Federation) -> list[float]:
+def sepal(row: Workload) -> list[float]:
     """Sepal's in-process engine."""
     from sepal.engines.in_process import run_in_process
     from sepal.strategies.assembly import assemble
@@ -254,7 +254,7 @@ def sepal(row: Federation) -> list[float]:
 
     seconds: list[float] = []
 
-    class Clock:
+    class SepalClock:
         def opened(self, progress: Any, total: int) -> None:
             self.begun = time.process_time()
 
@@ -269,11 +269,11 @@ def sepal(row: Federation) -> list[float]:
     keys = {"model": small.MODELS[row.model], "own.data": f"tools.bench.{row.load}:load", "batch-size": row.batch}
     keys |= {"clients": row.registered, "clients-per-round": row.sampled, "rounds": row.rounds, "lr": RATE}
     keys |= {"clip-gradient": 0.0, "evaluate-clients": row.sampled}
-    run_in_process(assemble({**FLAT, **keys}), observers=[Clock()])
+    run_in_process(assemble({**FLAT, **keys}), observers=[SepalClock()])
     return seconds
 
 
-WAYS: dict[str, Callable[[Federation], list[float]]] = {way.__name__: way for way in (bare, pfllib, pfl, fluke, sepal)}
+WAYS: dict[str, Callable[[Workload], list[float]]] = {way.__name__: way for way in (bare, pfllib, pfl, fluke, sepal)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -58,11 +58,11 @@ def peak_megabytes(clients: int) -> float:
     queue = context.Queue()
     process = context.Process(target=_run, args=(clients, queue))
     process.start()
-    found, mean = queue.get()
+    megabytes, mean = queue.get()
     process.join()
     if not np.isclose(mean, (clients + 1) / 2):
         raise RuntimeError(f"expected the mean of all numbers, got {mean}")
-    return float(found)
+    return float(megabytes)
 
 
 def measure(counts: tuple[int, ...] = (10, 100, 1000)) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def build(shape: Sequence[int], classes: int) -> nn.Module:
     return module
 
 
-class Watch(threading.Thread):
+class PeakMemory(threading.Thread):
     """Keeps the peak resident memory, in MiB, of this process and of its children, by what they are."""
 
     def __init__(self) -> None:
@@ -99,13 +99,13 @@ def in_process(keys: Mapping[str, Any]) -> dict[str, Any]:
 
     seconds: list[dict[str, Any]] = []
 
-    class Lines:
+    class LineCollector:
         def opened(self, progress: Any, total: int) -> None: ...
         def closed(self, progress: Any, report: Any) -> None: ...
         def round(self, progress: Any, record: Any, line: Mapping[str, Any]) -> None:
             seconds.append(dict(line))
 
-    run_in_process(assemble(keys), observers=[Lines()], workers=3)
+    run_in_process(assemble(keys), observers=[LineCollector()], workers=3)
     return {"lines": seconds}
 
 
@@ -130,35 +130,35 @@ def deployed(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {"lines": lines}
 
 
-def one(engine: str, method: str, clients: int) -> dict[str, Any]:
+def run_once(engine: str, method: str, clients: int) -> dict[str, Any]:
     """Run in this process, and return peaks in MiB, and a round's seconds and bytes."""
-    watch = Watch()
-    watch.start()
+    memory = PeakMemory()
+    memory.start()
     run = deployed if engine == "deployed" else in_process
-    found = run({**KEYS, "clients": clients, "rounds": ROUNDS, **METHODS[method]})
-    watch.stopped.set()
-    first, second = found["lines"][ROUNDS - 2 : ROUNDS]
+    result = run({**KEYS, "clients": clients, "rounds": ROUNDS, **METHODS[method]})
+    memory.stopped.set()
+    first, second = result["lines"][ROUNDS - 2 : ROUNDS]
     moved = {way: second["bytes"]["total"][way] - first["bytes"]["total"][way] for way in ("down", "up")}
     figures = {f"{way}_bytes_a_client": count // clients for way, count in moved.items()}
-    return {"peaks": watch.peaks, "figures": {"round_seconds": second["seconds"]["total"], **figures}}
+    return {"peaks": memory.peaks, "figures": {"round_seconds": second["seconds"]["total"], **figures}}
 
 
 def apart(engine: str, method: str, clients: int) -> dict[str, Any]:
-    """Return :func:`one` of a new process."""
-    code = f"import json; from {HERE} import one; print(json.dumps(one({engine!r}, {method!r}, {clients})))"
+    """Return :func:`run_once` of a new process."""
+    code = f"import json; from {HERE} import run_once; print(json.dumps(run_once({engine!r}, {method!r}, {clients})))"
     begun = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, encoding="utf-8")
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    found["figures"]["seconds_in_all"] = time.monotonic() - begun
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result["figures"]["seconds_in_all"] = time.monotonic() - begun
+    return result
 
 
 def row(engine: str, method: str, clients: int) -> dict[str, Any]:
     """Return the figures of one run."""
-    found = apart(engine, method, clients)
-    peaks = {kind: round(peak) for kind, peak in found["peaks"].items() if not kind.startswith("other")}
+    result = apart(engine, method, clients)
+    peaks = {kind: round(peak) for kind, peak in result["peaks"].items() if not kind.startswith("other")}
     if engine == "in process":
         peaks = {"server": peaks["own"], "client": peaks["client"]}
     peaks.pop("own", None)
@@ -166,7 +166,7 @@ def row(engine: str, method: str, clients: int) -> dict[str, Any]:
         "method": method,
         "clients": clients,
         **{f"{kind}_mib": peak for kind, peak in peaks.items()},
-        **found["figures"],
+        **result["figures"],
     }
 
 
@@ -175,20 +175,20 @@ def measure() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for engine, method, clients in RUNS:
         load = os.getloadavg()[0]
-        found = {"engine": engine, **row(engine, method, clients), "load_before": load}
-        print(json.dumps(found), file=sys.stderr, flush=True)  # a run takes minutes
-        rows.append(found)
+        result = {"engine": engine, **row(engine, method, clients), "load_before": load}
+        print(json.dumps(result), file=sys.stderr, flush=True)  # a run takes minutes
+        rows.append(result)
     return with_ratios(rows)
 
 
 def with_ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with what is measured, and whether the server's memory is flat."""
-    peaks = {(each["engine"], each["method"], each["clients"]): each["server_mib"] for each in rows}
-    found = []
-    for each in rows:
-        half = peaks.get((each["engine"], each["method"], each["clients"] / 2))
-        ratio = each["server_mib"] / half if half else 1.0
-        goal, met = ("flat: at most 1.1", ratio <= 1.1) if half else ("", None)
-        what = f"86 M parameters, {each['engine']}, {each['method']}, {each['clients']} clients"
-        found.append({"what": what, "ratio": ratio, "goal": goal, "met": met, **each})
-    return found
+    peaks = {(row["engine"], row["method"], row["clients"]): row["server_mib"] for row in rows}
+    completed = []
+    for row in rows:
+        half = peaks.get((row["engine"], row["method"], row["clients"] / 2))
+        ratio = row["server_mib"] / half if half else 1.0
+        goal, verdict = ("flat: at most 1.1", ratio <= 1.1) if half else ("", None)
+        title = f"86 M parameters, {row['engine']}, {row['method']}, {row['clients']} clients"
+        completed.append({"what": title, "ratio": ratio, "goal": goal, "met": verdict, **row})
+    return completed

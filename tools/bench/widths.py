@@ -35,9 +35,9 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
     queue = context.Queue()
     process = context.Process(target=_answer, args=(queue, function, arguments))
     process.start()
-    found = queue.get()
+    result = queue.get()
     process.join()
-    return found
+    return result
 
 
 def _answer(queue: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -58,12 +58,12 @@ def timed(function: Callable[[], Any], times: int) -> float:
 
     With one thread, these are wall-clock seconds on an idle machine, and other work disturbs them less.
     """
-    taken = []
+    durations = []
     for _ in range(times + 2):
         begun = time.process_time()
         function()
-        taken.append(time.process_time() - begun)
-    return statistics.median(taken[2:])
+        durations.append(time.process_time() - begun)
+    return statistics.median(durations[2:])
 
 
 def step_of(kind: str, width: float, batch: int, times: int, classes: int = CLASSES) -> dict[str, float]:
@@ -114,34 +114,39 @@ def step_of(kind: str, width: float, batch: int, times: int, classes: int = CLAS
     peak = memory("VmHWM") - before
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(images)
-    held = sum(parameter.numel() for parameter in module.parameters())
-    return {"seconds": seconds, "mebibytes": peak, "parameters": held, "multiply_adds": counter.get_total_flops() // 2}
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    return {
+        "seconds": seconds,
+        "mebibytes": peak,
+        "parameters": parameters,
+        "multiply_adds": counter.get_total_flops() // 2,
+    }
 
 
 def measure() -> list[dict[str, Any]]:
     """Return a row for each width of the decomposed and plain models, relative to the full plain one."""
     ways = [(kind, width) for kind in KINDS for width in WIDTHS]
     runs = [[alone(step_of, *way, BATCH, TIMES, TABLE_CLASSES) for way in ways] for _ in range(REPEATS)]
-    found = {
+    medians = {
         way: {key: statistics.median(run[at][key] for run in runs) for key in runs[0][at]}
         for at, way in enumerate(ways)
     }
-    full = found["plain", 1.0]
-    return [_row(*way, figures, full) for way, figures in found.items() if figures is not full]
+    full = medians["plain", 1.0]
+    return [_row(*way, figures, full) for way, figures in medians.items() if figures is not full]
 
 
-def _row(kind: str, width: float, found: dict[str, float], full: dict[str, float]) -> dict[str, Any]:
-    ratio, most = found["seconds"] / full["seconds"], GOAL.get(width) if kind == "channels" else None
+def _row(kind: str, width: float, figures: dict[str, float], full: dict[str, float]) -> dict[str, Any]:
+    ratio, most = figures["seconds"] / full["seconds"], GOAL.get(width) if kind == "channels" else None
     at = f"step of {KINDS[kind]} at width {Fraction(width)} (r = {Fraction(width) ** 2})"
     return {
         "what": f"{at}, over the plain full model's",
         "ratio": ratio,
         "goal": "" if most is None else f"at most {most}",
         "met": None if most is None else ratio <= most,
-        **found,
-        "mebibytes_ratio": found["mebibytes"] / full["mebibytes"],
-        "multiply_adds_ratio": found["multiply_adds"] / full["multiply_adds"],
-        "parameters_ratio": found["parameters"] / full["parameters"],
+        **figures,
+        "mebibytes_ratio": figures["mebibytes"] / full["mebibytes"],
+        "multiply_adds_ratio": figures["multiply_adds"] / full["multiply_adds"],
+        "parameters_ratio": figures["parameters"] / full["parameters"],
         "full_seconds": full["seconds"],
         "full_mebibytes": full["mebibytes"],
     }

@@ -121,11 +121,11 @@ def disturb(
         time.sleep(0.1)
 
 
-def one(number: int, options: argparse.Namespace) -> dict[str, Any]:
+def disturbed_run(number: int, options: argparse.Namespace) -> dict[str, Any]:
     """Disturb a run; return what was done to it, and whether its result is that of the uninterrupted run."""
     rng = derive(options.seed, "chaos", number)
-    wanted = [kind.strip() for kind in options.kinds.split(",")]
-    order = [str(kind) for kind in derive(options.seed, "chaos kinds").permutation(wanted)]
+    chosen_kinds = [kind.strip() for kind in options.kinds.split(",")]
+    order = [str(kind) for kind in derive(options.seed, "chaos kinds").permutation(chosen_kinds)]
     kinds = order[number % len(order) :] + order[: number % len(order)]
     keys = METHODS[number % len(METHODS)]
     with tempfile.TemporaryDirectory(prefix="sepal-chaos-") as text, small_disk(48) as disk:
@@ -141,11 +141,11 @@ def one(number: int, options: argparse.Namespace) -> dict[str, Any]:
             try:
                 federation.start()
                 disturb(federation, run, rng, kinds, options, done)
-                found: tuple[str, ...] = hashes(run)
+                digests: tuple[str, ...] = hashes(run)
                 failure = ""
             except Exception as reason:
-                found, failure = (), f"{type(reason).__name__}: {reason}"
-            if found != expected and options.keep:
+                digests, failure = (), f"{type(reason).__name__}: {reason}"
+            if digests != expected and options.keep:
                 shutil.copytree(directory, options.keep / f"run-{number}", ignore_dangling_symlinks=True)
         seconds = time.monotonic() - begun
     return {
@@ -154,7 +154,7 @@ def one(number: int, options: argparse.Namespace) -> dict[str, Any]:
         "seed": config["seed"],
         "events": done,
         "kills": sum(event.partition(" (")[0] in KILLS for event in done),
-        "equal": found == expected,
+        "equal": digests == expected,
         "seconds": round(seconds, 1),
         "own_disk": disk is not None,
         **({"failure": failure} if failure else {}),
@@ -178,7 +178,7 @@ def main() -> None:
     equal = kills = errors = 0
     for number in range(options.first, options.first + options.runs):
         for _ in range(TRIES):
-            row = one(number, options)
+            row = disturbed_run(number, options)
             print(json.dumps(row), flush=True)
             errors += sum(event.startswith(BY_ERROR) for event in row["events"])
             if options.out:

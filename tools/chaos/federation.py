@@ -139,7 +139,7 @@ class Federation(Flower):
         Raises:
             RuntimeError: A SuperNode or the executor has ended in another way.
         """
-        found = []
+        restarts = []
         for number in range(self._clients):
             name = f"node{number}"
             code = self.nodes[name].poll()
@@ -147,14 +147,14 @@ class Federation(Flower):
                 continue
             if code not in RESTARTABLE:
                 raise RuntimeError(f"expected {name} to run or to end with one of {RESTARTABLE}, got {code}")
-            found.append(f"{BY_ERROR} ({self.reason(name)})" if code else "client restarted")
+            restarts.append(f"{BY_ERROR} ({self.reason(name)})" if code else "client restarted")
             self.start_client(number)
         if self.executor.poll():
             raise RuntimeError(f"expected the executor to run or to end with code 0, got {self.executor.poll()}")
         if self.executor.poll() == 0:
             self.start_executor()
-            found.append("executor restarted")
-        return found
+            restarts.append("executor restarted")
+        return restarts
 
     def reason(self, name: str) -> str:
         """Return why a SuperNode has ended by an error, as its log says."""
@@ -163,10 +163,10 @@ class Federation(Flower):
 
     def server(self) -> list[psutil.Process]:
         """Return the ServerApp's processes."""
-        found = below(self.executor.pid, "flwr-serverapp")
-        if found or self._executors == 1:
-            return found
-        with contextlib.suppress(psutil.Error):  # one that an executor of before has left behind
+        processes = below(self.executor.pid, "flwr-serverapp")
+        if processes or self._executors == 1:
+            return processes
+        with contextlib.suppress(psutil.Error):  # one that an earlier executor has left behind
             return [process for process in self.left() if "flwr-serverapp" in " ".join(process.cmdline())]
         return []
 
@@ -182,21 +182,21 @@ class Federation(Flower):
         """Kill a SuperNode and its client process with -9, like a machine that loses power."""
         process = self.nodes[f"node{number}"]
         family = psutil.Process(process.pid).children(recursive=True)
-        for one in [*family, process]:
+        for member in [*family, process]:
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+                os.kill(member.pid, signal.SIGKILL)
         process.wait()
 
 
 def below(parent: int, word: str) -> list[psutil.Process]:
     """Return the running children of a process whose command lines contain ``word``."""
-    found = []
+    processes = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(parent).children():
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE and word in " ".join(process.cmdline()):
-                    found.append(process)
-    return found
+                    processes.append(process)
+    return processes
 
 
 @contextlib.contextmanager

@@ -72,8 +72,8 @@ def _fill(nav: list[Any], lists: dict[str, list[str]]) -> None:
                 if isinstance(inner, list):
                     _fill(inner, lists)
         elif entry.startswith("<"):
-            place = nav.index(entry)
-            nav[place : place + 1] = [page for page in lists[entry.strip("<>")] if page not in [*named, *nav]]
+            index = nav.index(entry)
+            nav[index : index + 1] = [page for page in lists[entry.strip("<>")] if page not in [*named, *nav]]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -85,18 +85,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if file.src_uri.endswith(".md"):
             _places[file.src_uri] = f"docs/{file.src_uri}"
             texts[f"docs/{file.src_uri}"] = file.content_string
-    for place, address in FROM_ELSEWHERE.items():
-        _places[address] = place
-        texts[place] = (ROOT / place).read_text(encoding="utf-8")
-        files.append(File.generated(config, address, content=texts[place]))
+    for source, address in FROM_ELSEWHERE.items():
+        _places[address] = source
+        texts[source] = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, address, content=texts[source]))
     for file in files:
         _addresses[_places.get(file.src_uri, f"docs/{file.src_uri}")] = file.src_uri
-    made = [("keys", keys_page()), ("commands", commands_page())]
-    made += [(f"api/{name}", text) for name, text in api_pages(ROOT)]
-    for name, text in made:
+    generated = [("keys", keys_page()), ("commands", commands_page())]
+    generated += [(f"api/{name}", text) for name, text in api_pages(ROOT)]
+    for name, text in generated:
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     try:
-        linked = {path for place, text in texts.items() for path in outside(text, place, ROOT)}
+        linked = {path for source, text in texts.items() for path in outside(text, source, ROOT)}
     except DeadLinkError as error:
         raise PluginError(str(error)) from None
     for path in sorted(linked - _addresses.keys()):
@@ -133,6 +133,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that loads something from another host."""
-    if found := LOADED.search(output):
-        raise PluginError(f"{page.file.src_uri}: expected nothing from another host, got {found[0]}")
+    if match := LOADED.search(output):
+        raise PluginError(f"{page.file.src_uri}: expected nothing from another host, got {match[0]}")
     return output

@@ -22,12 +22,12 @@ class DeadLinkError(Exception):
     """A link names a file that is not there."""
 
 
-def outside(text: str, place: str, root: Path) -> Iterator[str]:
+def outside(text: str, page: str, root: Path) -> Iterator[str]:
     """Yield the repository paths of the files that a page links to.
 
     Args:
         text: The page's Markdown.
-        place: The page's own path in the repository, with ``/``.
+        page: The page's own path in the repository, with ``/``.
         root: The repository.
 
     Raises:
@@ -35,34 +35,34 @@ def outside(text: str, place: str, root: Path) -> Iterator[str]:
     """
     for part in _prose(text):
         for target in TARGET.findall(part):
-            path = resolved(target, place)
+            path = resolved(target, page)
             if path is None:
                 continue
             if not (root / path).is_file():
-                raise DeadLinkError(f"{place}: expected a file, got a link to {target}")
+                raise DeadLinkError(f"{page}: expected a file, got a link to {target}")
             yield path
 
 
-def resolved(target: str, place: str) -> str | None:
+def resolved(target: str, page: str) -> str | None:
     """Return the repository path that a link's target names; None for an address or an anchor of the page itself."""
     path = target.partition("#")[0]
     if not path or "://" in path or path.startswith("mailto:"):
         return None
-    return posixpath.normpath(posixpath.join(posixpath.dirname(place), path))
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
 
 
-def rewritten(text: str, place: str, address: str, addresses: Mapping[str, str]) -> str:
+def rewritten(text: str, page: str, address: str, addresses: Mapping[str, str]) -> str:
     """Return the page for the site.
 
     Args:
         text: The page's Markdown.
-        place: The page's path in the repository.
+        page: The page's path in the repository.
         address: Its source address on the site.
         addresses: From each linked repository path to the source address on the site.
     """
 
     def moved(match: re.Match[str]) -> str:
-        path = resolved(match[0], place)
+        path = resolved(match[0], page)
         if path is None or path not in addresses:
             return match[0]
         _, sign, anchor = match[0].partition("#")

@@ -48,8 +48,8 @@ def keys_page() -> str:
     ]
     for name in registry.names():
         method = registry.get(name)
-        if own := list(keys_of(method.hyper, f"{name}.")):
-            lines += ["", f"## {name}", "", f"{method.title} ({method.source}).", "", *_key_table(own)]
+        if method_keys := list(keys_of(method.hyper, f"{name}.")):
+            lines += ["", f"## {name}", "", f"{method.title} ({method.source}).", "", *_key_table(method_keys)]
     return "\n".join(lines) + "\n"
 
 
@@ -89,10 +89,10 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> str:
         return ""
     option = isinstance(parameter, click.Option)
     name = ", ".join((*parameter.opts, *parameter.secondary_opts)) if option else parameter.make_metavar(context)
-    given = "" if parameter.default in (None, "", (), []) or callable(parameter.default) else f"`{parameter.default}`"
+    default = "" if parameter.default in (None, "", (), []) or callable(parameter.default) else f"`{parameter.default}`"
     if parameter.required or getattr(parameter, "is_flag", False):
-        given = "required" if parameter.required else ""
-    return f"| `{name}` | {given} | {_text(getattr(parameter, 'help', '') or '')} |"
+        default = "required" if parameter.required else ""
+    return f"| `{name}` | {default} | {_text(getattr(parameter, 'help', '') or '')} |"
 
 
 def _text(words: str) -> str:

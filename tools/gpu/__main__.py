@@ -34,17 +34,17 @@ def section(name: str, device: str, seconds: float) -> tuple[list[str], str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8"
     )
     try:
-        said, errors = process.communicate(timeout=seconds)
-        taken = f"{time.monotonic() - begun:.0f} s"
+        printed, errors = process.communicate(timeout=seconds)
+        duration = f"{time.monotonic() - begun:.0f} s"
         last = one_line(errors.strip().splitlines()[-1], 300) if errors.strip() else "no word"
-        end = taken if not process.returncode else f"failed after {taken}: {last}"
+        end = duration if not process.returncode else f"failed after {duration}: {last}"
     except subprocess.TimeoutExpired:
         _stop(process)
-        said, _ = process.communicate()
+        printed, _ = process.communicate()
         end = f"stopped after {seconds:.0f} s"
     finally:
         _stop(process)
-    return said.splitlines(), end
+    return printed.splitlines(), end
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

@@ -33,7 +33,7 @@ STREAMS = (1, 4, 16)
 
 
 @dataclass
-class Slot:
+class StreamSlot:
     """A stream, the network that trains on it, and its captured steps."""
 
     stream: Any
@@ -45,24 +45,24 @@ class Slot:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
 
-def _slot(device: str) -> Slot:
+def _slot(device: str) -> StreamSlot:
     stream = None if device == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return Slot(stream, Programs(recorder(device) or (lambda step: step)))
+    return StreamSlot(stream, Programs(recorder(device) or (lambda step: step)))
 
 
 def trainers(device: str, batch: int, epochs: int) -> list[Trainer]:
     """Return clients with their data on the device, none of which captures its steps."""
     config = RunConfig(batch_size=batch, local_epochs=epochs, lr=0.01)
-    found = []
+    clients = []
     for number in range(CLIENTS):
         x, y = (torch.from_numpy(part).to(device) for part in load(number)[:2])
         info = ClientInfo(f"client-{number}", len(y))
         make = partial(models.build, "cnn2", (1, 28, 28), 10)
-        found.append(Trainer(info, config, x, y, x[:0], y[:0], make, {}, device))
-    return found
+        clients.append(Trainer(info, config, x, y, x[:0], y[:0], make, {}, device))
+    return clients
 
 
-def round_of(clients: Sequence[Trainer], slots: Sequence[Slot] | None, weights: Weights) -> Callable[[], None]:
+def round_of(clients: Sequence[Trainer], slots: Sequence[StreamSlot] | None, weights: Weights) -> Callable[[], None]:
     """Return a round in which each client loads the weights, trains and reads its model; without slots as usual."""
 
     def usual() -> None:
@@ -87,7 +87,7 @@ def round_of(clients: Sequence[Trainer], slots: Sequence[Slot] | None, weights: 
     return captured if slots else usual
 
 
-def _begin(trainer: Trainer, slot: Slot, weights: Weights) -> Pending:
+def _begin(trainer: Trainer, slot: StreamSlot, weights: Weights) -> Pending:
     trainer.networks = slot.networks
     with slot.on():
         network = trainer.network()
@@ -158,11 +158,11 @@ def measure(device: str, batches: tuple[int, ...] = (10, 50)) -> Iterator[str]:
             ("a run, as usual", partial(_run, device, batch, False)),
             ("a run, captured", partial(_run, device, batch, True)),
         ]
-        for what, measured in ways:
+        for title, measured in ways:
             try:
                 step, client = measured()
             except RuntimeError as error:  # CUDA's own, or what was not captured: the other rows still count
-                yield f"| {batch} | {what} | failed: {str(error).splitlines()[0][:200]} | |"
+                yield f"| {batch} | {title} | failed: {str(error).splitlines()[0][:200]} | |"
                 continue
-            yield f"| {batch} | {what} | {step:.3f} | {client:.2f} |"
+            yield f"| {batch} | {title} | {step:.3f} | {client:.2f} |"
             wait(device)

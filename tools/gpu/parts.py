@@ -29,9 +29,9 @@ def machine(device: str) -> Iterator[str]:
             about = torch.cuda.get_device_properties(number)
             facts[f"GPU {number}"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
     if shutil.which("nvidia-smi"):
-        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20, encoding="utf-8")
-        facts["driver"] = one_line(said.stdout, 60)
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20, encoding="utf-8")
+        facts["driver"] = one_line(answer.stdout, 60)
     yield from (f"- {name}: {value}" for name, value in facts.items())
 
 
@@ -41,7 +41,7 @@ def methods(device: str) -> Iterator[str]:
         out = Path(scratch) / "found.json"
         command = [sys.executable, "-m", "tests.simulated_device.methods", str(out), device]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        failed, told, worst = 0, set[str](), 0.0
+        failed, reported, worst = 0, set[str](), 0.0
         yield "Trained, uploaded, stopped after round 1, resumed, exported; results within rtol 10⁻³ and atol 10⁻⁴ of"
         yield "the CPU's; a step that waits for the device fails, except those of pFedGate."
         yield "`at once` trains six methods with `engine.batch = 2`, `captured` ten with `engine.capture`."
@@ -52,13 +52,13 @@ def methods(device: str) -> Iterator[str]:
         while not ended:
             ended = _ended(process)
             for name, figures in _written(out).items():
-                if name not in told:
-                    told.add(name)
+                if name not in reported:
+                    reported.add(name)
                     worst = max(worst, figures.get("worst", 0.0))
                     if figures["error"]:
                         failed += 1
                         yield f"- **`{name}` failed**: {one_line(figures['error'].strip().splitlines()[-1], 300)}"
-        yield f"- {len(told) - failed} of {len(told)} passed; largest difference {worst:.2g}"
+        yield f"- {len(reported) - failed} of {len(reported)} passed; largest difference {worst:.2g}"
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -71,10 +71,10 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _written(out: Path) -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
+        results: dict[str, dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not there yet, or being written
         return {}
-    return found
+    return results
 
 
 def captured(device: str) -> Iterator[str]:
@@ -95,20 +95,20 @@ def batch(device: str) -> Iterator[str]:
     """Measure clients at once over one by one."""
     from tools.bench.batch import KINDS, measure
 
-    said = _Said()
+    handler = _BatchLog()
     logging.getLogger("sepal").setLevel(logging.DEBUG)
-    logging.getLogger("sepal").addHandler(said)
+    logging.getLogger("sepal").addHandler(handler)
     yield "| what | ratio | at once | one by one |"
     yield "|---|---|---|---|"
     for name, keys in KINDS.items():
         for row in measure(device, repeats=1, kinds={name: keys}):
             seconds = (row[key] for key in ("at_once_seconds", "one_by_one_seconds"))
-            yield f"| {row['what']} | {row['ratio']:.2f} | {' | '.join(f'{each:.3f} s' for each in seconds)} |"
+            yield f"| {row['what']} | {row['ratio']:.2f} | {' | '.join(f'{value:.3f} s' for value in seconds)} |"
     yield ""
-    yield from (f"- {line}" for line in said.lines)
+    yield from (f"- {line}" for line in handler.lines)
 
 
-class _Said(logging.Handler):
+class _BatchLog(logging.Handler):
     """Keeps what the log says about models that do not train at once."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ def _deployed(device: str, cold: bool) -> Iterator[str]:
     from tools.bench.deployed import rounds_of
 
     rounds, _ = rounds_of(cold, device, rounds=2)
-    seconds = ", ".join(f"{each['total']:.1f} ({each['train']:.2f})" for each in rounds)
+    seconds = ", ".join(f"{figures['total']:.1f} ({figures['train']:.2f})" for figures in rounds)
     way = "cold" if cold else "warm"
     yield f"- two nodes with `device = {device}`, {way}: the run is complete"
     yield f"- seconds of rounds 2 and up (of them in training): {seconds}"
@@ -147,9 +147,9 @@ def _deployed(device: str, cold: bool) -> Iterator[str]:
 def compose(device: str) -> Iterator[str]:
     """Run the Compose file with its GPU override, if Docker, Compose and the image are there."""
     image = os.environ.get("SEPAL_IMAGE", "sepal:local")
-    asked = [["docker", "version"], ["docker", "compose", "version"], ["docker", "image", "inspect", image]]
+    commands = [["docker", "version"], ["docker", "compose", "version"], ["docker", "image", "inspect", image]]
     for command, lacking in zip(
-        asked, ("Docker engine", "Compose", f"image {image} (docker compose build)"), strict=True
+        commands, ("Docker engine", "Compose", f"image {image} (docker compose build)"), strict=True
     ):
         if not shutil.which("docker") or subprocess.run(command, capture_output=True, check=False).returncode:
             yield f"- not run: no {lacking}"

@@ -29,14 +29,14 @@ def wait(device: str) -> None:
 
 def timed(device: str, round: Callable[[], None], rounds: int = ROUNDS) -> list[float]:
     """Return the wall seconds of each round but the first."""
-    found = []
+    durations = []
     for _ in range(rounds):
         wait(device)
         begun = time.perf_counter()
         round()
         wait(device)
-        found.append(time.perf_counter() - begun)
-    return found[1:]
+        durations.append(time.perf_counter() - begun)
+    return durations[1:]
 
 
 def floor(batch: int, device: str) -> Callable[[], None]:
@@ -48,8 +48,8 @@ def floor(batch: int, device: str) -> Callable[[], None]:
         for x, y in data:
             optimizer = torch.optim.SGD(module.parameters(), RATE)
             order = torch.randperm(len(y)).to(device)
-            for inputs, wanted in zip(torch.split(x[order], batch), torch.split(y[order], batch), strict=True):
-                step(module, optimizer, inputs, wanted)
+            for inputs, targets in zip(torch.split(x[order], batch), torch.split(y[order], batch), strict=True):
+                step(module, optimizer, inputs, targets)
 
     return round
 
@@ -68,11 +68,11 @@ def sequential(batch: int, device: str) -> Callable[[], None]:
             module.train()
             optimizer = torch.optim.SGD(module.parameters(), RATE)
             loader = DataLoader[Any](examples, batch, shuffle=True, drop_last=True)  # type: ignore[arg-type]
-            for inputs, wanted in loader:
-                step(module, optimizer, inputs.to(device), wanted.to(device))
+            for inputs, targets in loader:
+                step(module, optimizer, inputs.to(device), targets.to(device))
         with torch.no_grad():
-            for mean, *each in zip(server.parameters(), *(module.parameters() for module in clients), strict=True):
-                mean.copy_(torch.stack([part.detach() for part in each]).mean(0))
+            for mean, *copies in zip(server.parameters(), *(module.parameters() for module in clients), strict=True):
+                mean.copy_(torch.stack([part.detach() for part in copies]).mean(0))
 
     return round
 
@@ -95,8 +95,8 @@ def measure(device: str, batches: tuple[int, ...] = (10, 50)) -> Iterator[str]:
     )
     for batch in batches:
         keys = {**FLAT, "batch-size": batch}
-        found = [timed(device, floor(batch, device)), timed(device, sequential(batch, device))]
-        found += [seconds(keys, device, count, ROUNDS, time.perf_counter) for count in (1, 16)]
-        least, *others = map(statistics.median, found)
-        cells = [f"{least:.2f} s", *(f"{each:.2f} s ({each / least:.2f})" for each in others)]
+        durations = [timed(device, floor(batch, device)), timed(device, sequential(batch, device))]
+        durations += [seconds(keys, device, count, ROUNDS, time.perf_counter) for count in (1, 16)]
+        least, *others = map(statistics.median, durations)
+        cells = [f"{least:.2f} s", *(f"{median:.2f} s ({median / least:.2f})" for median in others)]
         yield f"| {batch} | {' | '.join(cells)} |"

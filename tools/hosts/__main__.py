@@ -18,14 +18,14 @@ from typing import Any
 from sepal.engines.flower.bundle import write_app
 from sepal.study.run_keys import parse_sets
 from tools.hosts.federation import Hosts, counted, cut_after
-from tools.hosts.network import Network, unavailable
+from tools.hosts.network import NamespaceNetwork, unavailable
 
 MODELS = Path(__file__).parents[1] / "load" / "models"
 
 
 def measure(method: str, options: argparse.Namespace, cut: float) -> dict[str, Any]:
     """Return the figures of one run."""
-    with tempfile.TemporaryDirectory(prefix="sepal-hosts-") as text, Network(options.clients) as network:
+    with tempfile.TemporaryDirectory(prefix="sepal-hosts-") as text, NamespaceNetwork(options.clients) as network:
         directory = Path(text)
         environment = {"SEPAL_HOME": str(directory / "home"), "SEPAL_USER_PATH": str(MODELS), "OMP_NUM_THREADS": "1"}
         config: dict[str, Any] = {

@@ -7,7 +7,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import psutil
 
 from sepal.engines.flower.engine import CONNECTION, AppRun, Flower
-from tools.hosts.network import Network
+from tools.hosts.network import NamespaceNetwork
+
+IDLE = 5.0  # seconds for which clients only wait before a run, to see what they send meanwhile
 
 
 class Hosts(Flower):
@@ -27,7 +29,7 @@ class Hosts(Flower):
         environment: For all processes.
     """
 
-    def __init__(self, network: Network, home: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, network: NamespaceNetwork, home: Path, environment: Mapping[str, str]) -> None:
         super().__init__(home, environment)
         self.network = network
         self._inside: list[str] = []
@@ -66,8 +68,8 @@ class Hosts(Flower):
         """Return Flower's own count of a run's bytes."""
         command = ["flwr", "list", CONNECTION, "--run-id", run.run_id, "--format", "json"]
         answer, _ = self.ask(*command)
-        found: Mapping[str, int] = json.loads(answer)["runs"][0]["network-traffic"]
-        return found
+        traffic: Mapping[str, int] = json.loads(answer)["runs"][0]["network-traffic"]
+        return traffic
 
 
 @dataclass(frozen=True)
@@ -77,26 +79,52 @@ class Count:
     Attributes:
         messages: Number of messages each way.
         payload: Up and down.
+        answered: The same of the messages whose reply came. An order counts when the SuperLink has it; where a node
+            was away just then, it never crosses the wire and the order is sent again.
         flower: Flower's own ``network-traffic``.
         interface: Up and down, all that passed from the run's submission to its end.
+        idle: Up and down, what waiting clients would have sent and received in that time: heartbeats and looks for
+            messages.
     """
 
     messages: int
     payload: tuple[int, int]
+    answered: tuple[int, int]
     flower: Mapping[str, int]
     interface: tuple[int, int]
+    idle: tuple[int, int]
+
+
+def payload_sums(entries: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the payload bytes up and down of a ledger's entries: of all, and of the messages that were answered."""
+    sums = {"up": 0, "down": 0}
+    exchanges: dict[tuple[int, str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for entry in entries:
+        sums[entry["direction"]] += entry["payload"]
+        exchange = exchanges.setdefault((entry["round"], entry["client"], entry["purpose"]), {"up": [], "down": []})
+        exchange[entry["direction"]].append(entry)
+    answered = 0
+    for exchange in exchanges.values():
+        replies = sum(entry["status"] != "missing" for entry in exchange["up"])
+        answered += sum(sorted(entry["payload"] for entry in exchange["down"])[:replies])
+    return (sums["up"], sums["down"]), (sums["up"], answered)
 
 
 def counted(hosts: Hosts, app: Path, config: Mapping[str, Any], timeout: float = 600.0) -> tuple[AppRun, Count]:
     """Run the app and count its bytes."""
-    before = hosts.bytes()
+    waiting = hosts.bytes()
+    time.sleep(IDLE)
+    before, begun = hosts.bytes(), time.monotonic()
     run = hosts.run_app(app, config, timeout=timeout)
-    after = hosts.bytes()
+    after, ended = hosts.bytes(), time.monotonic()
     path = Path(config["out"]) / config["name"] / "ledger.jsonl"
     entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    up, down = (sum(e["payload"] for e in entries if e["direction"] == side) for side in ("up", "down"))
+    payload, answered = payload_sums(entries)
     interface = after[0] - before[0], after[1] - before[1]
-    return run, Count(sum(e["direction"] == "up" for e in entries), (up, down), hosts.account(run), interface)
+    factor = (ended - begun) / IDLE
+    idle = round((before[0] - waiting[0]) * factor), round((before[1] - waiting[1]) * factor)
+    messages = sum(entry["direction"] == "up" for entry in entries)
+    return run, Count(messages, payload, answered, hosts.account(run), interface, idle)
 
 
 def cut_after(hosts: Hosts, number: int, path: Path, round: int, seconds: float) -> Callable[[], bool]:

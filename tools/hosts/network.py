@@ -37,14 +37,14 @@ def unavailable() -> str:
     if missing:
         return f"needs {' and '.join(missing)}"
     try:
-        with Network(1):
+        with NamespaceNetwork(1):
             return ""
     except RuntimeError as reason:
         return str(reason)
 
 
 @dataclass
-class Network:
+class NamespaceNetwork:
     """A bridge, which is the server's host, and one namespace for each client.
 
     Attributes:
@@ -122,9 +122,9 @@ class Network:
 
     def counters(self, number: int) -> tuple[int, int]:
         """Return the bytes that client ``number`` has sent and received."""
-        place = "/sys/class/net/eth0/statistics"
+        folder = "/sys/class/net/eth0/statistics"
         inside = ["ip", "netns", "exec", self.namespace(number)]
-        words = run(*inside, "cat", f"{place}/tx_bytes", f"{place}/rx_bytes").split()
+        words = run(*inside, "cat", f"{folder}/tx_bytes", f"{folder}/rx_bytes").split()
         return int(words[0]), int(words[1])
 
 

@@ -23,17 +23,18 @@ from typing import Any
 import psutil
 
 from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.commands import SUPERLINK
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.processes import FlowerError
 from tools.load.verdict import verdict
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).parent / "models"
-COMMANDS = {"superlink": "protocol.flower.superlink", "serverapp": "flwr-serverapp"}  # process → part of its command
+COMMANDS = {"superlink": SUPERLINK[-1], "serverapp": "flwr-serverapp"}  # process → part of its command
 BEGUN = re.compile(r", from round 1 of |round 1: \d+ clients drawn")  # the line of the run's log that says it begins
 
 
-class Watch(threading.Thread):
+class LoadSampler(threading.Thread):
     """Samples memory and CPU time of the SuperLink and the ServerApp."""
 
     def __init__(self, flower: Flower) -> None:
@@ -41,7 +42,7 @@ class Watch(threading.Thread):
         self._flower, self._over = flower, threading.Event()
         self.memory: dict[str, list[float]] = {name: [] for name in COMMANDS}
         self.cpu = dict.fromkeys(COMMANDS, 0.0)
-        self._seen: dict[int, float] = {}
+        self._last_cpu: dict[int, float] = {}
 
     def run(self) -> None:
         """Take a sample every second until stopped."""
@@ -53,8 +54,8 @@ class Watch(threading.Thread):
                     if which:
                         self.memory[which].append(process.memory_info().rss / 1e6)
                         spent = sum(process.cpu_times()[:2])
-                        self.cpu[which] += spent - self._seen.get(process.pid, 0.0)
-                        self._seen[process.pid] = spent
+                        self.cpu[which] += spent - self._last_cpu.get(process.pid, 0.0)
+                        self._last_cpu[process.pid] = spent
                 except psutil.Error:
                     continue
 
@@ -69,13 +70,13 @@ def cpu_of(processes: list[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-def idle_cost(watch: Watch, light: list[psutil.Process], seconds: float, look: float) -> dict[str, float]:
+def idle_cost(sampler: LoadSampler, light: list[psutil.Process], seconds: float, look: float) -> dict[str, float]:
     """Return the CPU time of SuperLink and clients, in seconds per second, while clients only poll for messages."""
     time.sleep(12.0 + look)  # until all have registered
-    before = watch.cpu["superlink"], cpu_of(light)
+    before = sampler.cpu["superlink"], cpu_of(light)
     time.sleep(seconds)
     return {
-        "idle_superlink_cpu": (watch.cpu["superlink"] - before[0]) / seconds,
+        "idle_superlink_cpu": (sampler.cpu["superlink"] - before[0]) / seconds,
         "idle_light_clients_cpu": (cpu_of(light) - before[1]) / seconds,
     }
 
@@ -115,28 +116,28 @@ def measure(
                 environment = {**flower.environment, "PYTHONPATH": str(ROOT)}
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, cwd=ROOT)
                 processes.append((process, out))
-            watch = Watch(flower)
-            watch.start()
+            sampler = LoadSampler(flower)
+            sampler.start()
             light = [psutil.Process(process.pid) for process, _ in processes]
-            spent = idle_cost(watch, light, idle, look) if idle else {}
+            spent = idle_cost(sampler, light, idle, look) if idle else {}
             if not rounds:
-                watch.stop()
+                sampler.stop()
                 for process, _ in processes:
                     process.kill()
                 return {"clients": clients, "look_s": look, **spent}
             before = cpu_of(light)
-            waited, begun = dict(watch.cpu), time.monotonic()
+            waited, begun = dict(sampler.cpu), time.monotonic()
             write_app(directory / "app")
             roster: dict[str, float] = {}
 
             def show(line: str) -> None:
                 if BEGUN.search(line) and "to be drawn" not in line and not roster:
-                    cpu = watch.cpu["superlink"] - waited["superlink"]
+                    cpu = sampler.cpu["superlink"] - waited["superlink"]
                     roster.update(roster_s=time.monotonic() - begun, roster_superlink_cpu_s=cpu)
 
             run = flower.run_app(directory / "app", config, timeout=timeout, show=show)
             wall = time.monotonic() - begun
-            watch.stop()
+            sampler.stop()
             light_cpu = cpu_of(light) - before
             light_memory = sum(process.memory_info().rss for process in light) / 1e6
             for process, _ in processes:
@@ -148,23 +149,23 @@ def measure(
                 except subprocess.TimeoutExpired:  # a SuperLink under load takes long to let clients go
                     process.kill()
             database = (flower.home / "state.db").stat().st_size / 1e6
-            said = (flower.home / "superlink.log").read_text(errors="replace", encoding="utf-8").splitlines()
-            errors = [line.strip() for line in said if "Error" in line and not line.startswith("DEBUG")]
-        found = [json.loads(out.read_text(encoding="utf-8")) for _, out in processes if out.exists()]
+            log_lines = (flower.home / "superlink.log").read_text(errors="replace", encoding="utf-8").splitlines()
+            errors = [line.strip() for line in log_lines if "Error" in line and not line.startswith("DEBUG")]
+        worker_results = [json.loads(out.read_text(encoding="utf-8")) for _, out in processes if out.exists()]
         path = directory / "load" / "metrics.jsonl"
         lines = (
             [json.loads(line)["seconds"] for line in path.read_text(encoding="utf-8").splitlines()]
             if path.exists()
             else []
         )
-    return row(clients, sampled, run.status, wall, lines, found) | {
+    return row(clients, sampled, run.status, wall, lines, worker_results) | {
         "look_s": look,
         **spent,
         **roster,
-        "superlink_mb": max(watch.memory["superlink"], default=0.0),
-        "serverapp_mb": max(watch.memory["serverapp"], default=0.0),
-        "superlink_cpu_s": watch.cpu["superlink"] - waited["superlink"],
-        "serverapp_cpu_s": watch.cpu["serverapp"] - waited["serverapp"],
+        "superlink_mb": max(sampler.memory["superlink"], default=0.0),
+        "serverapp_mb": max(sampler.memory["serverapp"], default=0.0),
+        "superlink_cpu_s": sampler.cpu["superlink"] - waited["superlink"],
+        "serverapp_cpu_s": sampler.cpu["serverapp"] - waited["serverapp"],
         "light_clients_cpu_s": light_cpu,
         "light_clients_mb": light_memory,
         "database_mb": database,
@@ -175,11 +176,16 @@ def measure(
 
 
 def row(
-    clients: int, sampled: int, status: str, wall: float, lines: list[dict[str, float]], found: list[dict[str, Any]]
+    clients: int,
+    sampled: int,
+    status: str,
+    wall: float,
+    lines: list[dict[str, float]],
+    worker_results: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return a row made of the run's own figures and the clients'."""
-    large = [t for one in found for t in one["timings"] if t["bytes"] > 500_000]
-    failures = [failure for one in found for failure in one["failures"]]
+    large = [t for result in worker_results for t in result["timings"] if t["bytes"] > 500_000]
+    failures = [failure for result in worker_results for failure in result["failures"]]
     rounds = [line["total"] for line in lines[:-1]]
     return {
         "clients": clients,
@@ -227,9 +233,9 @@ def main() -> None:
         if options.out:
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-    found = verdict(rows)
-    print(f"load: {'; '.join(found) or 'as it should be'}")
-    sys.exit(bool(found))
+    problems = verdict(rows)
+    print(f"load: {'; '.join(problems) or 'as it should be'}")
+    sys.exit(bool(problems))
 
 
 if __name__ == "__main__":

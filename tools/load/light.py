@@ -23,7 +23,7 @@ Answer: TypeAlias = Callable[[Message, int, int], list[Message]]
 
 
 @dataclass
-class Premade:
+class PreparedAnswers:
     """Answers every order at once, with prepared uploads.
 
     Attributes:
@@ -54,7 +54,7 @@ class Premade:
 
 
 @dataclass
-class Light:
+class LightClient:
     """One registered node, answering in a thread.
 
     Attributes:
@@ -106,10 +106,10 @@ class Light:
         self, node: int, receive: Any, send: Any, _run: Any, _fab: Any, pull: Any, push_object: Any, confirm: Any
     ) -> bool:
         """Poll for a message and answer it; return whether there was one."""
-        found = receive()
-        if found is None:
+        received = receive()
+        if received is None:
             return False
-        outline, tree = found
+        outline, tree = received
         run, begun = outline.metadata.run_id, time.monotonic()
         message = pulled(tree, run, pull, confirm)
         down = time.monotonic() - begun

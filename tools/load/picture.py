@@ -16,9 +16,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
     for look, colour in ((3.0, "C0"), (30.0, "C1")):  # Flower's clients poll every 3 s
-        own = [row for row in rows if row.get("look_s", 3.0) == look]
-        idle = [(row["clients"], row["idle_superlink_cpu"]) for row in own if row.get("idle_superlink_cpu")]
-        rounds = [(row["sampled"], row["round_s"]) for row in own if row.get("round_s")]
+        look_rows = [row for row in rows if row.get("look_s", 3.0) == look]
+        idle = [(row["clients"], row["idle_superlink_cpu"]) for row in look_rows if row.get("idle_superlink_cpu")]
+        rounds = [(row["sampled"], row["round_s"]) for row in look_rows if row.get("round_s")]
         # the points come from several calls: no lines between them
         left.plot(*zip(*idle, strict=True), "o", color=colour, label=f"polls every {look:g} s")
         right.plot(*zip(*rounds, strict=True), "o", color=colour)

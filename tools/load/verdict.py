@@ -17,13 +17,13 @@ FLAT_FROM = 100
 def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each requirement that is not met; rows without a run are ignored."""
     runs = sorted((row for row in rows if "status" in row), key=lambda row: row["clients"])
-    found = [f"{row['clients']} clients: {row['status']}" for row in runs if row["status"] != COMPLETED]
-    found += [f"{row['clients']} clients: {row['failures']} failures" for row in runs if row.get("failures")]
+    problems = [f"{row['clients']} clients: {row['status']}" for row in runs if row["status"] != COMPLETED]
+    problems += [f"{row['clients']} clients: {row['failures']} failures" for row in runs if row.get("failures")]
     ended = [row for row in runs if row["status"] == COMPLETED]
-    found += [f"{row['clients']} clients: no {key}" for row in ended for key in (*LINEAR, FLAT) if not row[key]]
+    problems += [f"{row['clients']} clients: no {key}" for row in ended for key in (*LINEAR, FLAT) if not row[key]]
     for few, many in itertools.pairwise(ended):
         allowed = TOLERANCE * many["clients"] / few["clients"]
-        found += [
+        problems += [
             f"{key}: {many[key] / few[key]:.1f} times as much from {few['clients']} to {many['clients']} clients"
             for key in LINEAR
             if few[key] and many[key] > allowed * few[key]
@@ -31,5 +31,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
     flat = [row for row in ended if row["clients"] >= FLAT_FROM]
     for few, many in itertools.pairwise(flat):
         if many[FLAT] > TOLERANCE * few[FLAT]:
-            found.append(f"{FLAT}: {few[FLAT]:.0f} at {few['clients']} clients, {many[FLAT]:.0f} at {many['clients']}")
-    return found
+            problems.append(
+                f"{FLAT}: {few[FLAT]:.0f} at {few['clients']} clients, {many[FLAT]:.0f} at {many['clients']}"
+            )
+    return problems

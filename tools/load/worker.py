@@ -19,7 +19,7 @@ from sepal.protocol.types import ClientInfo, Payload
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from tools.load.light import Light, Premade
+from tools.load.light import LightClient, PreparedAnswers
 
 CALLING = 8  # clients of a process that call at the same time
 UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes
@@ -49,7 +49,7 @@ def main() -> None:
     enter_task()
     turn = threading.BoundedSemaphore(CALLING)
     lights = [
-        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look, turn=turn)
+        LightClient(address, PreparedAnswers(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look, turn=turn)
         for number in range(int(first), int(first) + int(count))
     ]
     for light in lights:
@@ -58,11 +58,11 @@ def main() -> None:
     sys.stdin.read()
     for light in lights:
         light._stop.set()
-    found = {
+    results = {
         "timings": [timing for light in lights for timing in light.timings],
         "failures": [failure for light in lights for failure in light.failures],
     }
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+    Path(out).write_text(json.dumps(results), encoding="utf-8")
     os._exit(0)  # connections that wait for a busy SuperLink would keep the process alive
 
 

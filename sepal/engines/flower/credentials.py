@@ -65,6 +65,11 @@ class ServerCredentials:
         """The CA certificate with which clients verify the server's."""
         return self.directory / "ca.crt"
 
+    @property
+    def certificates(self) -> tuple[Path, Path]:
+        """The server's certificate and that of the authority, without both of which no client connects."""
+        return self.directory / "server.pem", self.authority
+
     def options(self) -> list[str]:
         """Return the options of flower-superlink: TLS everywhere, and nodes with registered keys only."""
         options = ["--ssl-ca-certfile", str(self.authority), "--ssl-certfile", str(self.directory / "server.pem")]

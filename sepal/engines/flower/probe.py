@@ -24,6 +24,7 @@ from sepal.errors import ConfigError, one_line
 from sepal.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, Ask, activation
 from sepal.flower.versions import FlowerChangedError, require_supported, speaks_http, transport
 from sepal.operation.addresses import is_host, is_port
+from sepal.operation.expiry import WARN_DAYS
 
 DAY = 86_400
 LONGEST = 100.0  # seconds for all calls of the Fleet API: the search for a clock may take hundreds
@@ -138,7 +139,9 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
         certificate, grpc = found.getpeercert(), found.selected_alpn_protocol() == "h2"
         found.close()
         ends = ssl.cert_time_to_seconds(str((certificate or {})["notAfter"]))
-        yield Finding("certificate", True, f"valid for {host} for {(ends - time.time()) / DAY:.0f} more days")
+        days = (ends - time.time()) / DAY
+        renew = ": renew it with `sepal certs`" if days <= max(WARN_DAYS) else ""
+        yield Finding("certificate", True, f"valid for {host} for {days:.0f} more days{renew}")
         if grpc == speaks_http():
             yield _other_transport()
     elif isinstance(found, ssl.SSLCertVerificationError):

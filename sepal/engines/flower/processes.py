@@ -31,7 +31,7 @@ import psutil
 import sepal
 from sepal.errors import SepalError
 from sepal.operation.addresses import is_host
-from sepal.storage.files import private_directory
+from sepal.storage.files import private_directory, write_atomically
 
 MARK = "SEPAL_PROCESSES"
 LOOPBACK = "localhost,127.0.0.1,::1"  # never through a proxy: Flower's processes talk over it in plain HTTP
@@ -162,13 +162,44 @@ class Processes:
 
     def left(self) -> list[psutil.Process]:
         """Return all running processes that were started here, and their descendants."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
+        return marked_processes(self._mark)
 
-    def _is_ours(self, process: psutil.Process) -> bool:
+    def take_over(self, record: Path) -> int:
+        """End the processes that the last holder of ``record`` has left, and make this one its holder.
+
+        Who is killed (``kill -9``) stops nothing: its processes go on and keep their ports.
+
+        Args:
+            record: A file of this user's that at most one process holds at a time.
+
+        Returns:
+            The number of processes that were ended.
+        """
+        mark = record.read_text(encoding="utf-8") if record.exists() else ""
+        orphans: set[psutil.Process] = set()
+
+        def running() -> list[psutil.Process]:
+            processes = marked_processes(mark)
+            orphans.update(processes)
+            return processes
+
+        if mark not in ("", self._mark):
+            end(running, psutil.Process.terminate)
+            end(running, psutil.Process.kill)
+        write_atomically(record, self._mark.encode())
+        return len(orphans)
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Return the running processes, but this one, that have a mark in their environment."""
+
+    def has_mark(process: psutil.Process) -> bool:
         try:
-            return bool(process.environ().get(MARK) == self._mark and process.pid != os.getpid())
+            return bool(process.environ().get(MARK) == mark and process.pid != os.getpid())
         except psutil.Error:  # it has ended, or belongs to another user
             return False
+
+    return [process for process in psutil.process_iter() if has_mark(process)]
 
 
 def end(left: Callable[[], list[psutil.Process]], how: Callable[[psutil.Process], None], timeout: float = 5.0) -> None:

@@ -41,6 +41,7 @@ def stay(
     allow_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     tell_command: Callable[[str], None] = lambda line: None,
+    show: Callable[[str], None] = lambda line: None,
     metrics: str = "",
     verbose: bool = False,
 ) -> None:
@@ -69,8 +70,10 @@ def stay(
         alone(home, f"client {client}", depth=2, patience=ENDING),
         Flower(home, directory=Path.cwd(), tell=tell_command) as flower,
     ):
+        if orphans := flower.take_over(home / "processes"):
+            tell(f"sepal: ended {orphans} processes of a `sepal join` that was killed")
         file, alive = flower.home / "node.log", flower.home / ALIVE
-        show = Lines(file, tell, verbose)
+        lines = Lines(file, show, verbose)
         tell(f"sepal: log of the SuperNode: {file}")
         if metrics:
             serve_figures(flower, client, metrics)
@@ -79,7 +82,7 @@ def stay(
             wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell, beat)
             clear(flower.home)
             began = time.monotonic()
-            node = flower.start_node(client, node_config, address, show, credentials, cold, poll, allow_code)
+            node = flower.start_node(client, node_config, address, lines, credentials, cold, poll, allow_code)
             code = _ended(node, partial(alive.write_text, "running\n"))
             beat()
             again = code in RESTARTABLE

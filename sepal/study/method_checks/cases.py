@@ -55,7 +55,7 @@ class ScratchStore(DiskStateStore):
         super().__init__(Path(path), kind, durable=False)
 
 
-class Lines:
+class RoundLog:
     """Keeps the lines and records of a run's rounds; a :class:`sepal.server.observer.Observer`."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Stop(BaseException):
     """The server's process is gone: nothing may catch this."""
 
 
-class StopAfter(Lines):
+class StopAfter(RoundLog):
     """Ends the server while a round is being reported, after its record was written."""
 
     def __init__(self, round: int) -> None:
@@ -106,7 +106,7 @@ class FirstCheckpoint(MemoryRunStore):
 
 
 @dataclass
-class Finished:
+class FinishedRun:
     """A run that has ended.
 
     Attributes:
@@ -115,7 +115,7 @@ class Finished:
     """
 
     strategy: SepalStrategy
-    lines: Lines
+    lines: RoundLog
     start: RunState
     digest: str
 
@@ -159,21 +159,21 @@ class Case:
         """Return the parts of the run."""
         return assemble(self.flat(**keys))
 
-    def finished(self, **keys: Any) -> Finished:
+    def finished(self, **keys: Any) -> FinishedRun:
         """Return a run with further keys, which runs once."""
-        known = repr(sorted(keys.items()))
-        if known not in self.runs:
-            self.runs[known] = self.run(keys)
-        finished: Finished = self.runs[known]
+        key = repr(sorted(keys.items()))
+        if key not in self.runs:
+            self.runs[key] = self.run(keys)
+        finished: FinishedRun = self.runs[key]
         return finished
 
-    def run(self, keys: Flat, observers: Sequence[Observer] = ()) -> Finished:
+    def run(self, keys: Flat, observers: Sequence[Observer] = ()) -> FinishedRun:
         """Run the method to its end."""
-        lines, store = Lines(), FirstCheckpoint()
+        lines, store = RoundLog(), FirstCheckpoint()
         strategy = run_in_process(self.assembly(**keys), store=store, observers=[lines, *observers])
         if store.first is None:
             raise RuntimeError("a run writes a checkpoint before its first round")
-        return Finished(strategy, lines, store.first, store.digest)
+        return FinishedRun(strategy, lines, store.first, store.digest)
 
     @cached_property
     def first(self) -> FirstTraining:

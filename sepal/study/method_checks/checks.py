@@ -40,20 +40,20 @@ class Check(NamedTuple):
     """One check.
 
     Attributes:
-        words: What it asks, for people.
+        words: What it checks, as a line to show.
     """
 
     words: str
     check: Callable[[Case], None]
 
 
-def require(held: bool, key: str, expected: str, got: object) -> None:
-    """Raise unless ``held``.
+def require(condition: bool, key: str, expected: str, got: object) -> None:
+    """Raise unless ``condition``.
 
     Raises:
         CheckError: With the three others.
     """
-    if not held:
+    if not condition:
         raise CheckError(key, expected, got)
 
 
@@ -97,7 +97,7 @@ def ledger_counts_bytes(case: Case) -> None:
     begun = RoundStart(strategy.algorithm, run.start, strategy.algorithm.plan(1))
     for entry in run.lines.records[0].ledger:
         download = begun.download(entry.client)
-        what, length = f"download of {entry.client}", len(seal(download).data)
+        message, length = f"download of {entry.client}", len(seal(download).data)
         if entry.direction == "up":
             if entry.purpose != "training":
                 continue
@@ -106,8 +106,8 @@ def ledger_counts_bytes(case: Case) -> None:
             work = host._asked(order, seal(download).digest(), before="")  # determines the noise of privacy.noise
             host.begin(bytes.fromhex(work), 0)
             _, upload = host.algorithm.train(host.algorithm.init(), download, begun.plan)
-            what, length = f"upload of {entry.client}", len(seal(upload).data)
-        require(entry.payload == length, what, f"{entry.payload} bytes again, as in the run", length)
+            message, length = f"upload of {entry.client}", len(seal(upload).data)
+        require(entry.payload == length, message, f"{entry.payload} bytes again, as in the run", length)
     totals = strategy.report.totals.training
     for way, total in (("up", totals.up), ("down", totals.down)):
         entries = sum(entry.payload for entry in run.trained if entry.direction == way)
@@ -138,11 +138,11 @@ def resumes_after_a_kill(case: Case, killed_after: int = 3) -> None:
     key = f"killed in round {killed_after} and started again"
     same = digest(resumed.progress.server) == digest(whole.progress.server)
     require(same, key, "the server's state as without a kill", "another")
-    ours, theirs = resumed.report, whole.report
-    require(ours.digests == theirs.digests, key, "the clients' states as without a kill", "others")
-    require(len(theirs.digests) == CLIENTS, key, f"states of {CLIENTS} clients", len(theirs.digests))
+    resumed_report, whole_report = resumed.report, whole.report
+    require(resumed_report.digests == whole_report.digests, key, "the clients' states as without a kill", "others")
+    require(len(whole_report.digests) == CLIENTS, key, f"states of {CLIENTS} clients", len(whole_report.digests))
     # A message carries evaluations, too.
-    sums = [replace(report.totals.training, up_message=0, down_message=0) for report in (ours, theirs)]
+    sums = [replace(report.totals.training, up_message=0, down_message=0) for report in (resumed_report, whole_report)]
     require(sums[0] == sums[1], key, f"the bytes as without a kill, {sums[1]}", sums[0])
 
 
@@ -212,10 +212,10 @@ def uploads_follow_the_schema(case: Case) -> None:
 def training_is_pure(case: Case) -> None:
     """Training again from the same state gives the same bits, and another seed or learning rate others."""
     runs = (case.first, case.first_training(), case.first_training(seed=4), case.first_training(lr=0.0123))
-    first, again, other, slower = [(digest(run.after), seal(run.upload).digest()) for run in runs]
+    first, again, other_seed, slower = [(digest(run.after), seal(run.upload).digest()) for run in runs]
     expected = "the same bits from the same state (randomness from sepal.rng.derive alone)"
     require(first == again, "train", expected, "others")
-    require(first != other, "train", "other bits from another seed", "the same")
+    require(first != other_seed, "train", "other bits from another seed", "the same")
     require(first != slower, "train", "other bits with another lr (does it train?)", "the same")
 
 
@@ -255,18 +255,23 @@ def novel_clients_are_apart(case: Case) -> None:
     summary = summarise(assembly, strategy.progress, strategy.report, name=case.name, engine="in-process", rounds=1)
     populations = {"participants": CLIENTS - 1, "novel": 1}
     require(summary["populations"] == populations, "populations", str(populations), summary["populations"])
-    theirs = summary["novel"]["accuracy"]
+    novel_accuracy = summary["novel"]["accuracy"]
     for view in ("received", "trained", "pooled"):
-        ours = summary["accuracy"][view]
+        accuracy = summary["accuracy"][view]
         allowed = view == "received" and assembly.method.received
-        require(ours is not None or bool(allowed), view, "a model of participants", "none")
-        if ours is None:
+        require(accuracy is not None or bool(allowed), view, "a model of participants", "none")
+        if accuracy is None:
             continue
-        counts = ours["clients"], theirs[view]["clients"]
+        counts = accuracy["clients"], novel_accuracy[view]["clients"]
         require(counts == (CLIENTS - 1, 1), view, f"{CLIENTS - 1} participants and a novel client", counts)
-        gap, difference = summary["novel"]["gap"][view], ours["mean"] - theirs[view]["mean"]
+        gap, difference = summary["novel"]["gap"][view], accuracy["mean"] - novel_accuracy[view]["mean"]
         require(math.isclose(gap, difference, rel_tol=1e-6, abs_tol=1e-9), f"{view}: gap", str(difference), gap)
-    require(theirs["kept"] is None, "kept", "no model of a novel client before the closing round", theirs["kept"])
+    require(
+        novel_accuracy["kept"] is None,
+        "kept",
+        "no model of a novel client before the closing round",
+        novel_accuracy["kept"],
+    )
     algorithm, host = strategy.algorithm, host_of(Shared.around(assembly, "cpu"), novel)
     plan = replace(algorithm.plan(2), novel=True)
     start = host.algorithm.init()

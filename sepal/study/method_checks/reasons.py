@@ -11,9 +11,9 @@ CLIENTS = re.compile(r" \(client-\d+(, client-\d+)*( and \d+ more)?\)")
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a check has failed; of clients that cannot do what they are asked, the causes alone.
+    """Return why a check has failed; where clients cannot do what the server asks of them, the causes alone.
 
-    How many clients of a round have a cause, and which, hangs on the check and not on the method.
+    How many clients of a round have a cause, and which, depends on the check and not on the method.
     """
     if isinstance(error, FailedError | UnfitError):
         return CLIENTS.sub("", error.got)

@@ -43,7 +43,7 @@ def resolved(keys: Mapping[str, Value]) -> dict[str, Value]:
 
 @lru_cache(maxsize=1024)
 def _default(keys: tuple[tuple[str, Value], ...]) -> int:
-    """Return the limit of a run with ``keys``; 0, the data set's default, if they are wrong or its data is not here.
+    """Return the limit of a run with ``keys``; 0, the data set's default, if a key is wrong or the data is missing.
 
     The error comes when the plan's keys are checked, or when the run starts, with the key's place.
     """

@@ -85,8 +85,8 @@ def execute(
     try:
         with tempfile.TemporaryDirectory() as scratch, display:
             display.start(len(runs), len(left), out)
-            own = OwnProcesses(out, Path(scratch), workers, display)
-            for run, going in run_needed(lambda: left, own, jobs, hours, name=lambda run: run.name):
+            run_processes = RunProcesses(out, Path(scratch), workers, display)
+            for run, going in run_needed(lambda: left, run_processes, jobs, hours, name=lambda run: run.name):
                 going.process.join()
                 trouble = _last_line(Path(scratch) / run.name) if going.process.exitcode else ""
                 failed |= {run.name: trouble} if trouble else {}
@@ -96,7 +96,7 @@ def execute(
     return {run.name: failed[run.name] for run in runs if run.name in failed}
 
 
-class OwnProcesses:
+class RunProcesses:
     """A process for each run of a plan: workers of :func:`sepal.study.runner.run_needed`.
 
     Args:
@@ -120,7 +120,7 @@ class OwnProcesses:
 
     def ended(self, going: Iterable[_Going]) -> list[_Going]:
         """Return those that have ended, or wait for a moment, and show the runs' newest rounds."""
-        if done := [one for one in going if not one.process.is_alive()]:
+        if done := [task for task in going if not task.process.is_alive()]:
             return done
         self._display.look()
         time.sleep(POLL)
@@ -128,7 +128,7 @@ class OwnProcesses:
 
     def close(self) -> None:
         """Interrupt what is still going."""
-        alive = [one.process for one in self._going if one.process.is_alive()]
+        alive = [task.process for task in self._going if task.process.is_alive()]
         for process in alive:
             with suppress(ProcessLookupError):
                 os.kill(process.pid or 0, signal.SIGINT)
@@ -152,8 +152,8 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     keys = {key: value for key, value in run.keys.items() if key.partition(".")[0] not in others}
     if keys.get("data-dir"):  # stored as an absolute path
         keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
-    config, own = parse(keys, registry.Hypers())
-    meant = {**config.flat(), **flatten(own, f"{method_name(config.method)}.")}  # 32 is stored as "32", 1 as 1.0
+    config, hypers = parse(keys, registry.Hypers())
+    meant = {**config.flat(), **flatten(hypers, f"{method_name(config.method)}.")}  # 32 is stored as "32", 1 as 1.0
     for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for
         if value not in (0, "", "auto") and stored.get(key) != meant[key]:
             way = f"give another --out (in Python out=), or delete {out / run.name}"
@@ -162,9 +162,10 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
 
 
 def as_begun(run: PlannedRun, out: Path) -> PlannedRun:
-    """Return the run as it goes on: with the value with which it began of a key whose default has changed since.
+    """Return the run with the keys with which it goes on.
 
-    Such a key has the plan's value where the plan names it, and in a run that has not begun its new default.
+    A key whose default has changed since the run began keeps the value with which it began, unless the plan names it. A
+    run that has not begun has the new defaults.
     """
     stored = stored_config(out / run.name)
     if stored is None or not begun(out / run.name):
@@ -176,9 +177,11 @@ def as_begun(run: PlannedRun, out: Path) -> PlannedRun:
 
 def _check_data(runs: Sequence[PlannedRun]) -> None:
     """Check for missing data, and download it, once before any run instead of in each run."""
-    for name, given in dict.fromkeys((str(r.keys.get("dataset", "")), str(r.keys.get("data-dir", ""))) for r in runs):
+    for name, directory in dict.fromkeys(
+        (str(r.keys.get("dataset", "")), str(r.keys.get("data-dir", ""))) for r in runs
+    ):
         if name and name not in (OWN, HUB):  # the first run downloads a data set of the hub
-            check(name, given)
+            check(name, directory)
 
 
 @dataclass(frozen=True)
@@ -190,12 +193,12 @@ class _Going:
 
 
 def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> _Going:
-    ours, theirs = Pipe()
+    lifeline, child_end = Pipe()
     keys = {**run.keys, "out": str(out)}
     log = scratch / run.name
-    process = processes.start(child.run, theirs, log, keys, workers, environment={"NO_COLOR": "1"})
-    theirs.close()
-    return _Going(process, ours)
+    process = processes.start(child.run, child_end, log, keys, workers, environment={"NO_COLOR": "1"})
+    child_end.close()
+    return _Going(process, lifeline)
 
 
 def _last_line(log: Path) -> str:

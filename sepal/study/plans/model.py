@@ -21,7 +21,7 @@ Chosen = Mapping[str, Mapping[str, Mapping[str, Value]]]  # block → variant �
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=,-]*$")]
 
 
-class Block(BaseModel):
+class PlanBlock(BaseModel):
     """One table: every cell of the grid × variant × seed is a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,7 +58,7 @@ class PlanFile(BaseModel):
     tune: StrictBool = False  # whether trials in the deployed view come first (:mod:`sepal.study.plans.tuning`)
     keys: Keys = {}
     variants: dict[Name, Keys] = {}
-    block: tuple[Block, ...] = Field(min_length=1)
+    block: tuple[PlanBlock, ...] = Field(min_length=1)
 
     @property
     def trial_blocks(self) -> set[str]:
@@ -76,14 +76,14 @@ class PlanFile(BaseModel):
             file: The file's name, for the message.
 
         Raises:
-            ConfigError: A block waits for another that is not before it, or the target is none.
+            ConfigError: A block waits for trials of a block that is not before it, or no run can reach the target.
         """
-        known = [block.name for block in self.block]
+        names = [block.name for block in self.block]
         keys = {*self.keys, *(key for block in self.block for key in (*block.keys, *block.grid))}
         if self.target is not None and self.target >= 1 and keys.isdisjoint(marked(RunConfig, Mark.METRIC)):
             raise ConfigError(f"{file}: target", "less than 1, a share of right answers", self.target)
         for block in self.block:
-            if block.trials and block.trials not in known[: known.index(block.name)]:
+            if block.trials and block.trials not in names[: names.index(block.name)]:
                 raise ConfigError(f"{file}: {block.name}.trials", "the name of a block before it", block.trials)
 
     def runs(self, only: str = "", chosen: Chosen | None = None) -> Iterator[PlannedRun]:
@@ -98,29 +98,29 @@ class PlanFile(BaseModel):
         """
         if only and only not in [block.name for block in self.block]:
             raise ConfigError("--only", f"one of {', '.join(block.name for block in self.block)}", only)
-        found: Chosen = chosen or {}
+        choices: Chosen = chosen or {}
         for block in self.block:
             if only not in ("", block.name):
                 continue
             for seed, cells in itertools.product(block.seeds, zip_longest(*map(block.cells, block.variants))):
                 for variant, cell in zip(block.variants, cells, strict=True):
                     if cell is not None:  # grids of single variants may have different sizes
-                        yield self._run(block, cell, variant, seed, found.get(block.name, {}).get(variant))
+                        yield self._run(block, cell, variant, seed, choices.get(block.name, {}).get(variant))
 
     def _run(
-        self, block: Block, cell: Mapping[str, Value], variant: str, seed: int, best: Mapping[str, Value] | None
+        self, block: PlanBlock, cell: Mapping[str, Value], variant: str, seed: int, best: Mapping[str, Value] | None
     ) -> PlannedRun:
-        own = self.variants.get(variant, {"method": variant})
-        tables = (self.keys, block.keys, best or {}, cell, own)
+        variant_keys = self.variants.get(variant, {"method": variant})
+        tables = (self.keys, block.keys, best or {}, cell, variant_keys)
         flat = [dict(flatten_tables(table)) for table in tables]
         keys = {key: value for table in flat for key, value in table.items()}
         if any(table.get("rounds") == CONVERGED for table in flat):
             keys = resolved(keys)
-        place = cell_name(cell)
-        name = "-".join(filter(None, (block.name, place, variant, f"seed{seed}")))
+        cell_text = cell_name(cell)
+        name = "-".join(filter(None, (block.name, cell_text, variant, f"seed{seed}")))
         name = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
         keys |= {"seed": seed, "name": name}
-        return PlannedRun(block.name, place, variant, seed, keys, best or {}, not block.trials or best is not None)
+        return PlannedRun(block.name, cell_text, variant, seed, keys, best or {}, not block.trials or best is not None)
 
 
 def cell_name(cell: Mapping[str, Value]) -> str:

@@ -137,8 +137,8 @@ def _bad_key(file: str, reason: ValidationError, alone: bool, kind: type[PlanFil
     key = key.replace("block.0.", "") if alone else key
     if first["type"] == "extra_forbidden":
         block = get_args(kind.model_fields["block"].annotation)[0]
-        known = [*kind.model_fields, *block.model_fields, "methods", "seeds", "settings", "grid"]
-        return ConfigError(key, "a known key", suggest("an unknown one", str(first["loc"][-1]), known))
+        valid_keys = [*kind.model_fields, *block.model_fields, "methods", "seeds", "settings", "grid"]
+        return ConfigError(key, "a known key", suggest("an unknown one", str(first["loc"][-1]), valid_keys))
     if first["type"] == "missing":
         return ConfigError(key, "a value", "none")
     return ConfigError(key, plainly(first["msg"]), str(first["input"])[:60])
@@ -147,15 +147,15 @@ def _bad_key(file: str, reason: ValidationError, alone: bool, kind: type[PlanFil
 def _with_tuned(plan: P, path: Path) -> P:
     """Return the plan with the settings that `sepal tune` chose; the plan's own for the same variant override them."""
     settings = read_table(path).get("settings", {})
-    if not isinstance(settings, dict) or not all(isinstance(found, dict) for found in settings.values()):
+    if not isinstance(settings, dict) or not all(isinstance(table, dict) for table in settings.values()):
         raise ConfigError("tuned", "a file that `sepal tune` wrote", str(path))
     variants = dict(plan.variants)
     for name in {name for block in plan.block for name in block.variants}:
-        own = variants.get(name, {"method": name})
-        method = str(own.get("method", name))
+        variant_keys = variants.get(name, {"method": name})
+        method = str(variant_keys.get("method", name))
         variants[name] = {
             **own_keys(method, settings.get(name) or settings.get(method) or {}),
-            **dict(flatten_tables(own)),
+            **dict(flatten_tables(variant_keys)),
         }
     return plan.model_copy(update={"variants": variants})
 

@@ -65,7 +65,7 @@ def rate_notes(plan: PlanFile, runs: Sequence[PlannedRun]) -> list[str]:
         runs: Its runs, with the values that trials have chosen.
     """
     lines = []
-    found: dict[tuple[str, str], dict[str, None]] = {}  # values and their origin → methods
+    methods_by_origin: dict[tuple[str, str], dict[str, None]] = {}  # values and their origin → methods
     for run in {(r.block, r.cell, r.variant): r for r in runs if r.block not in plan.trial_blocks and r.ready}.values():
         method = str(run.keys["method"])
         try:
@@ -73,15 +73,19 @@ def rate_notes(plan: PlanFile, runs: Sequence[PlannedRun]) -> list[str]:
         except SepalError:  # for example data that is not here; what needs it says so
             continue
         for values, _, origin in (note.partition(": ") for note in notes):
-            found.setdefault((values, origin.replace(f" for {method} ", " ")), {})[method] = None
-    if found:
-        words = (f"{values} for {', '.join(methods)}, {origin}" for (values, origin), methods in found.items())
+            methods_by_origin.setdefault((values, origin.replace(f" for {method} ", " ")), {})[method] = None
+    if methods_by_origin:
+        words = (
+            f"{values} for {', '.join(methods)}, {origin}" for (values, origin), methods in methods_by_origin.items()
+        )
         lines.append(f"rates that the plan does not set: {'; '.join(words)}")
     for block in plan.block:
         if block.name in plan.trial_blocks or block.trials or not {**plan.keys, **block.keys}.get("lr"):
             continue
-        own = {name: dict(flatten_tables(plan.variants.get(name, {"method": name}))) for name in block.variants}
-        if len({keys["method"] for keys in own.values() if not keys.get("lr")}) > 1:
+        keys_by_variant = {
+            name: dict(flatten_tables(plan.variants.get(name, {"method": name}))) for name in block.variants
+        }
+        if len({keys["method"] for keys in keys_by_variant.values() if not keys.get("lr")}) > 1:
             lines.append(ONE_RATE)
             break
     return lines

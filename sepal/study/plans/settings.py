@@ -27,9 +27,9 @@ def as_block(file: str, table: Table) -> dict[str, Any]:
         ConfigError: There are no methods, a setting is neither a scalar nor a list of scalars, or settings are under a
             name that is not among the methods.
     """
-    for other in ("block", "keys", "variants"):
-        if other in table:
-            raise ConfigError(f"{file}: {other}", "either methods and [settings], or [[block]] with keys", "both")
+    for table_name in ("block", "keys", "variants"):
+        if table_name in table:
+            raise ConfigError(f"{file}: {table_name}", "either methods and [settings], or [[block]] with keys", "both")
     methods, settings = table.get("methods"), table.get("settings", {})
     if not isinstance(methods, list) or not methods or not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"{file}: methods", "a list of methods", methods)
@@ -56,15 +56,15 @@ def as_block(file: str, table: Table) -> dict[str, Any]:
 def split(file: str, names: list[str], settings: Table) -> tuple[dict[str, Any], dict[str, Table]]:
     """Return the settings that all methods share, flat, and those of each of ``names``."""
     shared: dict[str, Any] = {}
-    own: dict[str, Table] = {}
+    by_method: dict[str, Table] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and key in names:
-            own[key] = value
+            by_method[key] = value
         elif isinstance(value, Mapping) and not _is_part(key):
             raise ConfigError(f"{file}: settings.{key}", f"one of the methods {', '.join(names)}", key)
         else:
             shared |= dict(_flat(f"{file}: settings", {key: value}))
-    return shared, own
+    return shared, by_method
 
 
 def _is_part(key: str) -> bool:
@@ -115,5 +115,5 @@ def own_keys(method: str, table: Table, where: str = "settings") -> dict[str, An
     """
     from sepal.strategies import registry
 
-    known = set(flat_keys(registry.get(method).hyper)) if registry.known(method) else set()
-    return {f"{method_name(method)}.{key}" if key in known else key: value for key, value in _flat(where, table)}
+    method_keys = set(flat_keys(registry.get(method).hyper)) if registry.known(method) else set()
+    return {f"{method_name(method)}.{key}" if key in method_keys else key: value for key, value in _flat(where, table)}

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from sepal.errors import SepalError
 from sepal.storage.files import write_atomically
-from sepal.study.comparison import Tried, write_index
+from sepal.study.comparison import TuningResult, write_index
 from sepal.study.plans.execute import Display, execute
-from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
+from sepal.study.plans.model import Chosen, PlanBlock, PlanFile, PlannedRun, cell_name
 from sepal.study.plans.plan import check_keys
 from sepal.study.plans.rates import data_notes, rate_notes
 from sepal.study.run_keys import Value
@@ -37,48 +37,48 @@ def chosen(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> Chosen:
     chosen nor waited for.
     """
     blocks = {block.name: block for block in plan.block}
-    found: dict[str, dict[str, dict[str, Value]]] = {}
+    choices: dict[str, dict[str, dict[str, Value]]] = {}
     for block in plan.block:
         if block.trials:
             source = blocks[block.trials]
             runs = list(plan.runs(source.name))
-            found[block.name] = {}
+            choices[block.name] = {}
             for variant in block.variants:
                 if variant not in source.variants:  # nothing to choose
-                    found[block.name][variant] = {}
+                    choices[block.name][variant] = {}
                     continue
-                own = [run for run in runs if run.variant == variant]
-                lost = {run.cell for run in own if run.name in failed}
-                best = _best(plan, source, [run for run in own if run.cell not in lost], out)
+                variant_runs = [run for run in runs if run.variant == variant]
+                lost = {run.cell for run in variant_runs if run.name in failed}
+                best = _best(plan, source, [run for run in variant_runs if run.cell not in lost], out)
                 if best is not None:
-                    found[block.name][variant] = best
-    return found
+                    choices[block.name][variant] = best
+    return choices
 
 
-def tried(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> list[Tried]:
+def tuning_results(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> list[TuningResult]:
     """Return what the trials under ``out`` of a plan with ``tune = true`` have tried and chosen."""
-    found, best = [], chosen(plan, out, failed)
+    results, best = [], chosen(plan, out, failed)
     for block in plan.block if plan.tune else ():
-        source = next((each for each in plan.block if each.name == block.trials), block)
+        source = next((candidate for candidate in plan.block if candidate.name == block.trials), block)
         runs = list(plan.runs(source.name)) if block.trials else []
         for variant in dict.fromkeys(run.variant for run in runs):
-            own = [run for run in runs if run.variant == variant]
-            view, values = plan.judged(own[0]), []
-            for cell in dict.fromkeys(run.cell for run in own):
-                places = [out / run.name for run in own if run.cell == cell and run.name not in failed]
+            variant_runs = [run for run in runs if run.variant == variant]
+            view, values = plan.judged(variant_runs[0]), []
+            for cell in dict.fromkeys(run.cell for run in variant_runs):
+                places = [out / run.name for run in variant_runs if run.cell == cell and run.name not in failed]
                 values.append((cell, mean_validation(places, view) if len(places) == len(source.seeds) else None))
             keys = best[block.name].get(variant, {})
             lists = {key: _numbers(source.grid_of(variant)[key]) for key in keys}
             edge = any(len(numbers) > 1 and keys[key] in (numbers[0], numbers[-1]) for key, numbers in lists.items())
-            found.append(Tried(block.name, variant, view, source.seeds, tuple(values), cell_name(keys), edge))
-    return found
+            results.append(TuningResult(block.name, variant, view, source.seeds, tuple(values), cell_name(keys), edge))
+    return results
 
 
 def _numbers(values: Sequence[Value]) -> list[float]:
     return sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
+def _best(plan: PlanFile, block: PlanBlock, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
     """Return the values of the best cell, the first in a tie; None while a trial is missing.
 
     Beside a calibrated rate: of the cells within a standard error of the best, the one with the nearest rate.
@@ -114,14 +114,14 @@ def in_stages(plan: PlanFile, only: str, out: Path, execute: Execute) -> list[st
         out: Directory of run directories.
         execute: Executes the missing runs of a list, and returns the names of those that failed.
     """
-    wanted = {block.name for block in plan.block if only in ("", block.name)}
-    wanted |= {block.trials for block in plan.block if block.name in wanted}
+    names = {block.name for block in plan.block if only in ("", block.name)}
+    names |= {block.trials for block in plan.block if block.name in names}
     failed: list[str] = []
     tried: set[str] = set()
     list(plan.runs(only))  # raises if ``only`` is not a block
     while True:
         every = plan.runs(chosen=chosen(plan, out, failed))
-        left = [run for run in every if run.block in wanted and run.name not in tried]
+        left = [run for run in every if run.block in names and run.name not in tried]
         stage = list(itertools.takewhile(lambda run: run.ready, left)) or [run for run in left if run.ready]
         if not stage:
             return failed
@@ -163,8 +163,8 @@ class Executor:
         left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
         failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=left)
         tried = {run.name for run in runs}
-        known = {name: cause for name, cause in failures(self._out).items() if name not in tried} | failed
-        lines = "".join(f"{name}: {known[name]}\n" for name in sorted(known))
+        causes = {name: cause for name, cause in failures(self._out).items() if name not in tried} | failed
+        lines = "".join(f"{name}: {causes[name]}\n" for name in sorted(causes))
         if lines:
             write_atomically(self._out / FAILED, lines.encode())
         else:
@@ -172,7 +172,7 @@ class Executor:
         return failed
 
 
-class Done(NamedTuple):
+class PlanOutcome(NamedTuple):
     """What became of a plan's runs.
 
     Attributes:
@@ -195,7 +195,7 @@ def run_plan(
     workers: int = 0,
     hours: float | None = None,
     file: str = "",
-) -> Done:
+) -> PlanOutcome:
     """Execute the missing runs of a plan under ``out``, and write the list of its runs there.
 
     Args:
@@ -217,15 +217,15 @@ def run_plan(
     execute = Executor(out, lambda: displays(next(notes, ())), jobs, workers, limit)
     failed = in_stages(plan, "", out, execute)
     runs = list(plan.runs(chosen=chosen(plan, out, failures(out))))
-    write_index(plan, runs, out, rate_notes(plan, runs), tried(plan, out, failures(out)))
+    write_index(plan, runs, out, rate_notes(plan, runs), tuning_results(plan, out, failures(out)))
     causes = failures(out)
-    return Done(runs, failed, {name: causes[name] for name in without_result(plan, runs, failed)})
+    return PlanOutcome(runs, failed, {name: causes[name] for name in without_result(plan, runs, failed)})
 
 
-def failure(what: str, runs: int, failed: Mapping[str, str]) -> SepalError:
+def failure(command: str, runs: int, failed: Mapping[str, str]) -> SepalError:
     """Return the error that says how many of ``runs`` failed, and the first of them with its cause."""
     name, cause = next(iter(failed.items()))
-    return SepalError(what, f"{runs} runs that end", f"{len(failed)} that failed, the first: {name}: {cause}")
+    return SepalError(command, f"{runs} runs that end", f"{len(failed)} that failed, the first: {name}: {cause}")
 
 
 def failures(out: Path) -> dict[str, str]:

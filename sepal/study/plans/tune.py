@@ -126,9 +126,9 @@ def choose(trials: list[Trial], measure: Measure = ACCURACY) -> dict[str, Trial]
     """Return the best trial of each method, the first in a tie; leave out methods with a trial missing."""
     best: dict[str, Trial] = {}
     for method in dict.fromkeys(trial.method for trial in trials):
-        own = [trial for trial in trials if trial.method == method]
-        if all(trial.validation is not None for trial in own):
-            best[method] = search.choose(own, lambda trial: measure.sign * (trial.validation or 0.0))
+        method_trials = [trial for trial in trials if trial.method == method]
+        if all(trial.validation is not None for trial in method_trials):
+            best[method] = search.choose(method_trials, lambda trial: measure.sign * (trial.validation or 0.0))
     return best
 
 
@@ -158,18 +158,18 @@ def read_search(path: Path) -> Search:
     fixed = split(path.name, methods, settings)[1]
     chosen_by = {n: registry.deployed(str(fixed.get(n, {}).get("method", n))) or "trained" for n in methods}
     chosen_by |= dict(views)
-    found: list[Trial] = []
+    all_trials: list[Trial] = []
     variants: dict[str, Any] = {}
     for name, chosen in _trials(path.name, methods, shared, of_methods, fixed, trials).items():
         method = str(fixed.get(name, {}).get("method", name))
-        own = own_keys(method, fixed.get(name, {}), f"{path.name}: settings.{name}")
+        fixed_keys = own_keys(method, fixed.get(name, {}), f"{path.name}: settings.{name}")
         for label, values in chosen:
             variant = ",".join(filter(None, (name, label)))
-            variants[variant] = {"method": method, **own, **values}
-            found.append(Trial(name, variant, values))
+            variants[variant] = {"method": method, **fixed_keys, **values}
+            all_trials.append(Trial(name, variant, values))
     kept = {key: value for key, value in settings.items() if key not in methods}
     table |= {"methods": list(variants), "settings": {**kept, **variants}}
-    return Search(path.name, make_plan(path, table), tuple(found), chosen_by)
+    return Search(path.name, make_plan(path, table), tuple(all_trials), chosen_by)
 
 
 def _trials(
@@ -195,5 +195,5 @@ def _trials(
             raise ConfigError(f"{file}: grid of {name}", f"at least trials = {count} combinations", len(grid))
         if count is not None:
             drawn = derive(0, "tune", name).choice(len(grid), count, replace=False)
-            grids[name] = [grid[place] for place in np.sort(drawn)]
+            grids[name] = [grid[index] for index in np.sort(drawn)]
     return grids

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from sepal.errors import ConfigError
 from sepal.study.plans.converged import resolved
-from sepal.study.plans.model import Block, PlanFile, cell_name
+from sepal.study.plans.model import PlanBlock, PlanFile, cell_name
 from sepal.study.plans.rates import completed
 from sepal.study.plans.settings import own_keys, split
 from sepal.study.run_keys import Value, flatten_tables
@@ -52,20 +52,20 @@ def with_trials(file: str, plan: P, methods: Sequence[str], grid: Mapping[str, A
     if any(run.keys.get("split.validation", 0.1) == 0 for run in plan.runs()):
         raise ConfigError(f"{file}: split.validation", "more than 0: trials are chosen by it", 0)
     seeds = tuple(islice((seed for seed in count(FIRST_SEED) if seed not in block.seeds), SEEDS))
-    blocks: list[Block] = []
+    blocks: list[PlanBlock] = []
     for cell in block.cells(block.variants[0]):
         name = re.sub(r"[^A-Za-z0-9_.+=,-]", "_", cell_name(cell))
-        here = block.model_copy(update={"name": name, "grid": {}, "keys": {**block.keys, **cell}})
-        grids = dict(_grids(file, plan, here, methods, grid, cell))
+        cell_block = block.model_copy(update={"name": name, "grid": {}, "keys": {**block.keys, **cell}})
+        grids = dict(_grids(file, plan, cell_block, methods, grid, cell))
         if grids:
             trials: dict[str, Any] = {"name": f"{TRIALS}-{name}" if name else TRIALS}
             trials |= {"variants": tuple(grids), "grids": grids}
             if grid is None:
                 trials["calibrated"] = {variant: lists[LR][STEPS.index(1)] for variant, lists in grids.items()}
             title = f"Trials{f', {name}' * bool(name)}"
-            blocks.append(here.model_copy(update={**trials, "seeds": seeds, "title": title}))
-            here = here.model_copy(update={"trials": trials["name"]})
-        blocks.append(here)
+            blocks.append(cell_block.model_copy(update={**trials, "seeds": seeds, "title": title}))
+            cell_block = cell_block.model_copy(update={"trials": trials["name"]})
+        blocks.append(cell_block)
     return plan.model_copy(update={"block": tuple(blocks)})
 
 
@@ -77,28 +77,31 @@ def around(rate: float) -> tuple[float, ...]:
 def _grids(
     file: str,
     plan: PlanFile,
-    block: Block,
+    block: PlanBlock,
     methods: Sequence[str],
-    given: Mapping[str, Any] | None,
+    grid: Mapping[str, Any] | None,
     swept: Iterable[str],
 ) -> Iterator[tuple[str, Grid]]:
     """Yield each variant with what is searched for it, unless its own settings name every key of it.
 
     Keys in ``swept`` cannot be searched.
     """
-    shared, of_methods = split(f"{file}: grid", list(methods), given or {})
+    shared, of_methods = split(f"{file}: grid", list(methods), grid or {})
     sizes: dict[str, int] = {}
     for variant in block.variants:
-        own = dict(flatten_tables(plan.variants[variant]))
-        name = max((each for each in methods if f"{variant},".startswith(f"{each},")), key=len)
-        if given is None:
-            whole: Grid = {LR: around(_rate({**plan.keys, **block.keys, **own}))}
+        variant_keys = dict(flatten_tables(plan.variants[variant]))
+        name = max((method for method in methods if f"{variant},".startswith(f"{method},")), key=len)
+        if grid is None:
+            whole: Grid = {LR: around(_rate({**plan.keys, **block.keys, **variant_keys}))}
         else:
-            lists = {**shared, **own_keys(str(own["method"]), of_methods.get(name, {}), f"{file}: grid.{name}")}
+            lists = {
+                **shared,
+                **own_keys(str(variant_keys["method"]), of_methods.get(name, {}), f"{file}: grid.{name}"),
+            }
             whole = {key: tuple(values) if isinstance(values, list) else (values,) for key, values in lists.items()}
         if both := [key for key in swept if key in whole]:
             raise ConfigError(f"{file}: settings.{both[0]}", "no list, as the trials search it", "a list")
-        left = {key: values for key, values in whole.items() if key not in own}
+        left = {key: values for key, values in whole.items() if key not in variant_keys}
         if left == whole:
             sizes[name] = math.prod(map(len, whole.values()))
             first = next(iter(sizes))

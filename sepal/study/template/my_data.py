@@ -13,8 +13,8 @@ def load(client):
     the function takes no argument. Its shape and number of classes stand in run.toml, under [own].
     """
     table = load_breast_cancer()
-    mine = np.random.default_rng(7).permutation(len(table.data))[client % CLIENTS :: CLIENTS]
-    train, test = np.split(mine, [len(mine) * 3 // 4])
-    known = table.data[train]  # what this client may standardise by: neither its test examples nor others' data
-    x = ((table.data - known.mean(0)) / known.std(0)).astype(np.float32)
+    client_rows = np.random.default_rng(7).permutation(len(table.data))[client % CLIENTS :: CLIENTS]
+    train, test = np.split(client_rows, [len(client_rows) * 3 // 4])
+    training_rows = table.data[train]  # what this client may standardise by: neither its test examples nor others' data
+    x = ((table.data - training_rows.mean(0)) / training_rows.std(0)).astype(np.float32)
     return x[train], table.target[train], x[test], table.target[test]

@@ -19,7 +19,7 @@ from sepal.errors import ConfigError
 from sepal.report.page import live_parts, render
 from sepal.runs.stored_run import read_run, stored_config
 from sepal.study.comparison import INDEX, SEEDS_OF_ONE, read_comparison
-from sepal.study.results import Result
+from sepal.study.results import RunResult
 from tests.sepal.cli.runs_for_tests import figures, write_run
 
 
@@ -210,7 +210,7 @@ def test_on_a_narrow_terminal_there_are_two_tables(three, monkeypatch, columns, 
 def test_paired_differences_of_deployed_models(three, monkeypatch):
     """Ditto's user has the kept model, 10 %, and FedAvg's the received one, 20 %; trained, both have 30 %."""
     values = {"kept": 0.1, "received": 0.2, "trained": 0.3}
-    monkeypatch.setattr(Result, "clients", lambda self, view: dict.fromkeys("abc", values[view]))
+    monkeypatch.setattr(RunResult, "clients", lambda self, view: dict.fromkeys("abc", values[view]))
     found = read_comparison([str(three)])
     assert dict(found.differences("", "deployed"))["ditto − fedavg"].mean == pytest.approx(-0.1)
     assert dict(found.differences("", "trained"))["ditto − fedavg"].mean == 0

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from sepal.study.frontier import Entry, frontier
+from sepal.study.frontier import FrontierEntry, frontier
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
@@ -27,7 +27,7 @@ STAIRS = re.compile(r'aria-roledescription="line mark" d="([^"]*)" stroke="#5963
 def four(most):
     """Local, two on the frontier of which the dearer has ``most`` MB, and one as dear that has less."""
     values = {"local": (0, 0.5), "a": (1, 0.6), "b": (most, 0.7), "c": (most, 0.65)}
-    return frontier([Entry(label, megabytes, {0: value}) for label, (megabytes, value) in values.items()])
+    return frontier([FrontierEntry(label, megabytes, {0: value}) for label, (megabytes, value) in values.items()])
 
 
 def test_the_line_is_a_step_from_local_to_the_right_edge():
@@ -55,13 +55,15 @@ def test_an_axis_is_logarithmic_from_more_than_ten_times():
 def test_a_long_name_is_whole():
     """In the report, whose tooltips have the rest, names are cut at 17 letters; this one has 21."""
     name = "fedavg-ft-stc-untuned"
-    assert f">{name}<" in picture(Panels({"x": frontier([Entry(name, 1, {0: 0.5}), Entry("b", 2, {0: 0.6})])}))
+    assert f">{name}<" in picture(
+        Panels({"x": frontier([FrontierEntry(name, 1, {0: 0.5}), FrontierEntry("b", 2, {0: 0.6})])})
+    )
 
 
 def test_thirteen_names_are_apart_in_every_panel():
     names = [f"method-{number}" for number in range(13)]
-    close = [Entry(name, 10, {0: 0.9 + place / 1e4, 1: 0.9}) for place, name in enumerate(names)]
-    apart = [Entry(name, place, {0: 0.9 - place / 100, 1: 0.9}) for place, name in enumerate(names)]
+    close = [FrontierEntry(name, 10, {0: 0.9 + place / 1e4, 1: 0.9}) for place, name in enumerate(names)]
+    apart = [FrontierEntry(name, place, {0: 0.9 - place / 100, 1: 0.9}) for place, name in enumerate(names)]
     drawing = picture(Panels({"close": frontier(close), "apart": frontier(apart)}), "dark")
     assert 'fill="#6cb2ee"' in drawing, "dark"
     assert "var(" not in drawing
@@ -75,8 +77,8 @@ def test_thirteen_names_are_apart_in_every_panel():
 
 
 def test_bars_are_a_standard_deviation_or_what_is_given():
-    one = Entry("a", 1, {0: 0.5, 1: 0.7})  # .6 ± .1414
-    given = Entry("b", 2, {0: 0.8}, interval=(0.7, 0.85))
+    one = FrontierEntry("a", 1, {0: 0.5, 1: 0.7})  # .6 ± .1414
+    given = FrontierEntry("b", 2, {0: 0.8}, interval=(0.7, 0.85))
     rows = [(row["low"], row["high"]) for row in of_places(frontier([one, given]), ACCURACY, wide=False)]
     assert rows == [(45.86, 74.14), (70.0, 85.0), (70.0, 85.0)]
 

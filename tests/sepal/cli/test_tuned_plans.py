@@ -16,7 +16,7 @@ from sepal.study.comparison import Comparison
 from sepal.study.plans import trials
 from sepal.study.plans.plan import read_plan
 from sepal.study.plans.rates import ONE_RATE, rate_notes
-from sepal.study.plans.trials import chosen, tried
+from sepal.study.plans.trials import chosen, tuning_results
 from sepal.study.plans.tuning import around
 from tests.sepal.cli.runs_for_tests import write_run
 
@@ -50,7 +50,7 @@ def sepal(*arguments: object):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("", ["rates that the plan does not set: lr = {} for fedavg, local, calibrated on digits"]),
+        ("", ["rates that the plan does not set: {}"]),
         ("lr = 0.05", [ONE_RATE]),
         ("lr = 0.05\n[settings.fedavg]\nlr = 0.1", []),  # the author has chosen one for each
         ("[settings.fedavg]\nlr = 0.1\n[settings.local]\nlr = 0.1", []),
@@ -58,8 +58,11 @@ def sepal(*arguments: object):
 )
 def test_a_plan_says_where_its_rates_come_from(tmp_path, settings, words):
     plan = read_plan(plan_file(tmp_path, f'methods = ["fedavg", "local"]\n[settings]\ndataset = "digits"\n{settings}'))
-    rate = assemble({"method": "fedavg", "dataset": "digits"}).task.config.lr
-    assert rate_notes(plan, list(plan.runs())) == [line.format(f"{rate:g}") for line in words]
+    methods: dict[float, list[str]] = {}
+    for method in ("fedavg", "local"):
+        methods.setdefault(assemble({"method": method, "dataset": "digits"}).task.config.lr, []).append(method)
+    rates = [f"lr = {rate:g} for {', '.join(names)}, calibrated on digits" for rate, names in methods.items()]
+    assert rate_notes(plan, list(plan.runs())) == [line.format("; ".join(rates)) for line in words]
     assert ONE_RATE == (
         "one learning rate for all methods: differences may be the rate's; `tune = true` searches for each"
     )
@@ -173,7 +176,7 @@ def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     )
     plan = read_plan(plan_file(tmp_path))
     assert chosen(plan, tmp_path / "out")[""] == {name: {"lr": 0.1} for name in VIEWS}
-    first = tried(plan, tmp_path / "out")[0]
+    first = tuning_results(plan, tmp_path / "out")[0]
     assert (first.view, first.chosen, first.edge) == ("received", "lr=0.1", True)
     index = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [row["name"] for row in index["runs"]] == calls[1], "trials are not compared"
@@ -214,7 +217,7 @@ def test_the_calibrated_rate_is_kept_unless_another_is_better_by_more_than_a_sta
         lines = write_run(tmp_path / run.name, **keys, closing=[mean] * 3) / "metrics.jsonl"
         lines.write_text(lines.read_text().replace('"std": 0.0', f'"std": {spread}'))
     assert chosen(plan, tmp_path)[""]["local"] == {"lr": rate}
-    assert (tuning_note(Comparison("", (), tuning=tuple(tried(plan, tmp_path)))) != "") == (rate == 0.2)
+    assert (tuning_note(Comparison("", (), tuning=tuple(tuning_results(plan, tmp_path)))) != "") == (rate == 0.2)
 
 
 def test_a_search_runs_once(tmp_path, runs_in_this_process):

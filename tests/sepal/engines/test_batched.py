@@ -23,7 +23,7 @@ from sepal.storage.serialize import digest, flatten
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import FedAvgClient
-from sepal.study.method_checks.cases import Lines, Stop, StopAfter
+from sepal.study.method_checks.cases import RoundLog, Stop, StopAfter
 from sepal.training import stacked
 from sepal.training.devices import at_once
 from sepal.training.meeting import _HERE, Meeting
@@ -142,7 +142,7 @@ def test_on_a_cpu_nothing_is_batched_unless_asked():
 
 @pytest.mark.parametrize("place", ["before", "after", "hook"])
 def test_an_error_of_one_client_is_that_clients(monkeypatch, place):
-    plain, watching = FedAvgClient.adapt, Lines()
+    plain, watching = FedAvgClient.adapt, RoundLog()
 
     def adapt(self, state, download, plan):
         bad = self.trainer.client.name == "client-00001" and plan.round == 1

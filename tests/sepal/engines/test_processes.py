@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sepal.engines import processes
+from sepal.engines.flower.processes import Processes
 
 
 def answer(connection):
@@ -64,3 +67,36 @@ def test_a_long_name_of_the_temporary_directory_keeps_no_process_from_starting(t
     variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(place)}
     output = subprocess.check_output([sys.executable, str(script)], env=variables, text=True, encoding="utf-8")
     assert output == "__main__\n"
+
+
+HOLDER = """
+import os, signal, sys
+from pathlib import Path
+from sepal.engines.flower.processes import Processes
+processes = Processes(Path(sys.argv[1]))
+print(processes.take_over(Path(sys.argv[2])), flush=True)
+print(processes.spawn("sleep", "600", log="sleep.log").pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_holder_has_left_is_ended_by_the_next(tmp_path):
+    record = tmp_path / "processes"
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "home"), str(record)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert answer.returncode == -signal.SIGKILL, answer.stderr
+    ended, pid = map(int, answer.stdout.split())
+    assert ended == 0, "nobody had it before"
+    assert psutil.Process(pid).is_running()
+    with Processes(tmp_path / "next") as holder:
+        assert holder.take_over(record) == 1
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert holder.take_over(record) == 0, "its own are left alone when nothing runs"
+
+
+def test_a_record_ends_nothing_of_another_holder(tmp_path):
+    with Processes(tmp_path / "one") as first, Processes(tmp_path / "two") as second:
+        first.take_over(tmp_path / "first")
+        process = first.spawn("sleep", "600")
+        assert second.take_over(tmp_path / "second") == 0
+        assert process.poll() is None

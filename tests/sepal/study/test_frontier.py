@@ -8,8 +8,8 @@ import pytest
 
 from sepal.report.sentences import on_frontier
 from sepal.study.comparison import read_comparison
-from sepal.study.frontier import Entry, Reached, Step, close, close_to, frontier, mean_curve
-from sepal.study.results import Point
+from sepal.study.frontier import Arrival, FrontierEntry, Step, close, close_to, frontier, mean_curve
+from sepal.study.results import CurvePoint
 from sepal.tasks.scoring import Measure
 from tests.sepal.cli.runs_for_tests import write_run
 
@@ -17,7 +17,7 @@ RMSE = Measure("rmse", "mmol/l", higher=False)
 
 
 def entry(label, megabytes, *values, curve=()):
-    return Entry(label, megabytes, dict(enumerate(values)), [Step(*each) for each in curve])
+    return FrontierEntry(label, megabytes, dict(enumerate(values)), [Step(*each) for each in curve])
 
 
 def on(*found, measure=None):
@@ -89,7 +89,7 @@ def test_megabytes_to_within_a_point_are_those_from_which_a_curve_stays():
 
 def test_megabytes_are_at_most_those_where_rounds_before_were_not_evaluated():
     ft = entry("ft", 8, 0.5, curve=[(4, 4, 0.2), (9, 9, 0.6), (10, 10, 0.5)])
-    assert close([ft], ft).reached == {"ft": Reached(9, at_most=True)}
+    assert close([ft], ft).reached == {"ft": Arrival(9, at_most=True)}
 
 
 def test_a_point_of_a_metric_that_is_no_share_is_one_per_cent_of_the_yardstick():
@@ -101,8 +101,12 @@ def test_a_point_of_a_metric_that_is_no_share_is_one_per_cent_of_the_yardstick()
 
 def test_a_mean_curve_takes_the_last_of_a_seed_that_has_stopped():
     """Seed 0 ends after two rounds with 2 MB and .4; the other goes on. Before both have a point there is none."""
-    first = [Point(2, 1, 1.0, 0.0, 0.2, 0.0), Point(2, 2, 2.0, 0.0, 0.4, 0.0)]
-    other = [Point(1, 0, 0.0, 0.0, 0.1, 0.0), Point(2, 1, 3.0, 0.0, 0.4, 0.0), Point(4, 4, 8.0, 0.0, 0.8, 0.0)]
+    first = [CurvePoint(2, 1, 1.0, 0.0, 0.2, 0.0), CurvePoint(2, 2, 2.0, 0.0, 0.4, 0.0)]
+    other = [
+        CurvePoint(1, 0, 0.0, 0.0, 0.1, 0.0),
+        CurvePoint(2, 1, 3.0, 0.0, 0.4, 0.0),
+        CurvePoint(4, 4, 8.0, 0.0, 0.8, 0.0),
+    ]
     steps = [pytest.approx(each) for each in [(1, 2.0, 0.3), (2, 2.5, 0.4), (4, 5.0, 0.6)]]
     assert list(mean_curve([first, other, []])) == steps
 

@@ -22,7 +22,7 @@ def here(tmp_path, monkeypatch):
 
 
 def findings():
-    return {finding.what: finding for finding in machine.examine()}
+    return {finding.check: finding for finding in machine.examine()}
 
 
 def without(monkeypatch, name):
@@ -86,7 +86,7 @@ def test_a_home_that_others_may_write_to_is_named(here):
 @pytest.mark.parametrize(("name", "stops"), [("torch", True), ("torchvision", False)])
 def test_a_library_that_cannot_be_imported_is_named(here, monkeypatch, name, stops):
     without(monkeypatch, name)
-    found = {finding.what: finding for finding in machine.torch_findings()}[name]
+    found = {finding.check: finding for finding in machine.torch_findings()}[name]
     assert (found.good, found.stops) == (False, stops)
     assert "libc10.so: no such file" in found.words
 
@@ -94,7 +94,7 @@ def test_a_library_that_cannot_be_imported_is_named(here, monkeypatch, name, sto
 def test_a_cuda_build_without_a_gpu_is_said_to_be_too_large(here, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
-    found = {finding.what: finding for finding in machine.torch_findings()}
+    found = {finding.check: finding for finding in machine.torch_findings()}
     assert found["torch"].words.endswith("CUDA 12.8")
     assert (found["device"].good, found["device"].stops) == (False, False)
     assert found["device"].words.startswith("cpu: no GPU is found, so the CPU build of torch")

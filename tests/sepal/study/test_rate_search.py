@@ -18,13 +18,18 @@ from sepal.study import rate_search
 from sepal.study.plans.plan import check_keys, read_plan
 from sepal.study.rate_search import searched_rate
 from sepal.study.run import prepare
+from sepal.study.search import two_digits
 
 KEYS = {"method": "fedavg", "dataset": "digits", "clients": 4, "rounds": 3}
 
 
+CALIBRATED = assemble({**KEYS}).task.config.lr  # the search begins there
+LOWER = two_digits(CALIBRATED / 4)
+
+
 @pytest.fixture
 def trials(monkeypatch):
-    """A search whose trials are not run: the rate .05 is best on validation data; rates from 10 on diverge."""
+    """A search whose trials are not run: the next lower rate is best on validation data; those from 10 on diverge."""
     tried = []
 
     def value(flat, view, workers):
@@ -33,7 +38,7 @@ def trials(monkeypatch):
             raise SepalError("round 1", "training that converges", "NaN")
         return 1 - abs(np.log(flat["lr"] / best[0])) / 100
 
-    best = [0.05]
+    best = [LOWER]
     monkeypatch.setattr(rate_search, "_validation", value)
     return tried, best
 
@@ -41,17 +46,20 @@ def trials(monkeypatch):
 def test_the_best_of_rates_around_the_calibrated_one_is_chosen_by_validation_data(trials):
     tried, _ = trials
     found = searched_rate({**KEYS, "lr": "search", "rounds": 40})
-    assert found.lr == 0.05
-    assert sorted(flat["lr"] for flat in tried) == [0.013, 0.05, 0.2, 0.8, 3.2]
+    assert found.lr == LOWER
+    rates = [two_digits(CALIBRATED * 4.0**power) for power in (-2, -1, 0, 1, 2)]
+    assert sorted(flat["lr"] for flat in tried) == rates
     assert {(flat["rounds"], flat.get("seed", 0), flat["on-divergence"]) for flat in tried} == {(10, 0, "stop")}
-    assert found.note.startswith("lr = 0.05: searched in 10 rounds, accuracy on validation data: 0.013: ")
+    begin = f"lr = {LOWER:g}: searched in 10 rounds, accuracy on validation data: {rates[0]:g}: "
+    assert found.note.startswith(begin)
 
 
-@pytest.mark.parametrize(("best", "rate"), [(1e-4, 2e-4), (1e5, 3.2)])
-def test_rates_at_an_edge_lead_to_the_next_one_and_those_that_diverge_are_left_out(trials, best, rate):
+@pytest.mark.parametrize(("best", "edge"), [(1e-4, min), (1e5, max)])
+def test_rates_at_an_edge_lead_to_the_next_one_and_those_that_diverge_are_left_out(trials, best, edge):
     tried, where = trials
     where[0] = best
-    assert searched_rate({**KEYS, "lr": "search"}).lr == rate
+    rate = searched_rate({**KEYS, "lr": "search"}).lr
+    assert rate == edge(flat["lr"] for flat in tried if flat["lr"] < 10)
     assert 5 < len(tried) <= rate_search.MOST_TRIALS
 
 

@@ -56,9 +56,9 @@ def dies(number):
     return RunRecord(rounds=number, labels={"variable": os.environ.get("SEPAL_TEST_VARIABLE", "")})
 
 
-def test_a_killed_worker_costs_its_run_and_not_the_rest(capsys):
+def test_a_killed_worker_costs_its_run_and_not_the_rest(caplog):
     found = list(records(lambda: [1, 2, 3], dies, jobs=1, hours=1, environment={"SEPAL_TEST_VARIABLE": "set"}))
     assert [one.rounds for one in found] == [1, 3]
     assert {one.labels["variable"] for one in found} == {"set"}
     assert "SEPAL_TEST_VARIABLE" not in os.environ
-    assert "set aside: 2" in capsys.readouterr().out
+    assert "set aside: 2" in caplog.text

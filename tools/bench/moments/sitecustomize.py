@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import Any
 
 
-def note(what: str, about: Any) -> None:
+def note(event: str, about: Any) -> None:
     """Append one line; lines this short of several processes do not mix."""
     with open(os.environ["SEPAL_MOMENTS"], "a", encoding="utf-8") as file:
-        file.write(f"{time.monotonic():.6f} {os.getpid()} {what} {about}\n")
+        file.write(f"{time.monotonic():.6f} {os.getpid()} {event} {about}\n")
 
 
 def in_server(module: Any) -> None:
@@ -29,12 +29,12 @@ def in_server(module: Any) -> None:
     deliver = module.Exchange.deliver
 
     def noted(self: Any, nodes: Any, compose: Any, group: str, timeout: float, take: Any, *further: Any) -> Any:
-        def taken(node: int, records: Any) -> None:
+        def noted_take(node: int, records: Any) -> None:
             note("taken", node)
             take(node, records)
 
         note("order", group)
-        return deliver(self, nodes, compose, group, timeout, taken, *further)
+        return deliver(self, nodes, compose, group, timeout, noted_take, *further)
 
     module.Exchange.deliver = noted
 
@@ -106,7 +106,7 @@ class Watching(Loader):
         self._change(module)
 
 
-class Finder(MetaPathFinder):
+class WatchedFinder(MetaPathFinder):
     """Finds the modules that are watched."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -118,4 +118,4 @@ class Finder(MetaPathFinder):
 
 
 if "SEPAL_MOMENTS" in os.environ:
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, WatchedFinder())

@@ -1,0 +1,93 @@
+"""When certificates expire: refused at the start, warned of while a server runs.
+
+A SuperLink whose certificate expires ends, although all its clients are connected, and its log says only that the
+network failed. gRPC reads a certificate once, so a renewed one is used after the server was started again; the run
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from sepal.errors import ConfigError
+
+DAY = 86400.0
+WARN_DAYS = (30, 7, 1)
+
+
+def expiry(certificate: Path) -> datetime:
+    """Return when a certificate (PEM) expires, in UTC.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no certificate.
+    """
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+
+
+def check_not_expired(certificates: Sequence[Path], now: datetime | None = None) -> None:
+    """Check that no certificate has expired.
+
+    Args:
+        certificates: Files in PEM.
+        now: The current time; by default that of this machine's clock.
+
+    Raises:
+        ConfigError: One has; the error names the file, its date and the clock.
+    """
+    time = now or datetime.now(UTC)
+    for file in certificates:
+        if (end := expiry(file)) < time:
+            expected = f"a certificate that is valid on {time:%Y-%m-%d} (run `sepal certs` again, or set the clock)"
+            raise ConfigError(str(file), expected, f"one that expired on {end:%Y-%m-%d %H:%M} UTC")
+
+
+class ExpiryWatch:
+    """Says 30, 7 and 1 days before a certificate expires that it will, each once.
+
+    Args:
+        certificates: Files in PEM, which may be renewed meanwhile.
+        tell: Called with each warning.
+    """
+
+    def __init__(self, certificates: Sequence[Path], tell: Callable[[str], None]) -> None:
+        self._certificates, self._tell = tuple(certificates), tell
+        self._warned: set[tuple[Path, datetime, int]] = set()
+        self._ended = threading.Event()
+
+    def look(self, now: datetime | None = None) -> None:
+        """Warn of what has become due since the last look."""
+        time = now or datetime.now(UTC)
+        for file in self._certificates:
+            try:
+                end = expiry(file)
+            except (OSError, ValueError) as reason:  # it is being replaced, or was damaged: a start would refuse it
+                self._tell(f"sepal: warning: {file} cannot be read: {reason}")
+                continue
+            due = [days for days in WARN_DAYS if end - time <= timedelta(days=days)]
+            if due and (file, end, min(due)) not in self._warned:
+                self._warned |= {(file, end, days) for days in due}
+                days = max(0.0, (end - time).total_seconds() / DAY)
+                self._tell(
+                    f"sepal: warning: {file} expires on {end:%Y-%m-%d %H:%M} UTC, in {days:.1f} days: run `sepal "
+                    "certs` again, and start this server again with the same name; the run goes on where it was"
+                )
+
+    def start(self, every: float = DAY) -> None:
+        """Look now, and then every so many seconds in a thread, until :meth:`end`."""
+        self.look()
+
+        def watch() -> None:
+            while not self._ended.wait(every):
+                self.look()
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
