@@ -142,11 +142,6 @@ class Run:
         log.info("the closing round evaluates the models of round %d, the best on validation data", best.round)
         return from_best(self.algorithm, self.state, stored), best.round
 
-    @property
-    def _keeps_best(self) -> bool:
-        """Whether the best models are deployed, or can be asked for after the run."""
-        return self.config.final_model == "best" or (self.store.lasts and not why_no_best(self.config))
-
     def check_trained(self) -> None:
         """Raise if clients have trained, and no upload has counted: a run that has learned nothing is not complete.
 
@@ -209,8 +204,8 @@ class Run:
         self.state, metrics = advance(start, record, uploads, outcome)
         self._add(record)
         best = self.report.best.get(self.method.deployed)
-        if self._keeps_best and not start.closing and best and best.round == record.round:
-            self.store.keep_best(start.state)
+        if not why_no_best(self.config) and not start.closing and best and best.round == record.round:
+            self.store.keep_best(start.state, self.config.final_model == "best" or self.store.lasts)
         if self.stopping.stopped and not start.closing and record.round < self.config.rounds:
             log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
         scoring = self.task.learning.scoring

@@ -91,10 +91,10 @@ class FlushedStore:
         self._store.checkpoint(progress)
         self._last = time.monotonic()
 
-    def keep_best(self, progress: RunState) -> None:
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
         """Write the clients' states to disk, then the state from which the best full evaluation began."""
         self._flush()
-        self._store.keep_best(progress)
+        self._store.keep_best(progress, whole)
 
     def best(self) -> RunState | None:
         """Return that state."""
@@ -120,10 +120,11 @@ class _InMemory(MemoryRunStore):
         super().__init__(UPLOADS)
         self._flush = flush
 
-    def keep_best(self, progress: RunState) -> None:
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
         """Keep the state from which the best full evaluation began."""
-        self._flush()
-        super().keep_best(progress)
+        if whole:
+            self._flush()
+        super().keep_best(progress, whole)
 
 
 def run_in_process(

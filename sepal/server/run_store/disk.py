@@ -199,7 +199,7 @@ class DiskRunStore:
             (self._directory / BEST).unlink()
             self._best_versions = {}
 
-    def keep_best(self, progress: RunState) -> None:
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
         """Store the state from which the best full evaluation so far began, instead of the one before."""
         self._write(self._directory / BEST, progress)
         self._best_versions = progress.versions

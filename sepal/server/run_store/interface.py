@@ -76,8 +76,13 @@ class RunStore(Protocol):
         """Store the run's state."""
         ...
 
-    def keep_best(self, progress: RunState) -> None:
-        """Store the state from which the best full evaluation so far began, instead of the one before."""
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
+        """Store the state from which the best full evaluation so far began, instead of the one before.
+
+        Args:
+            progress: The state.
+            whole: Or its versions alone, because nobody can ask for it: messages are then as in a run that is stored.
+        """
         ...
 
     def best(self) -> RunState | None:

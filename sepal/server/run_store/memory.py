@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from sepal.errors import DamagedError
 from sepal.protocol.messages import Content
@@ -23,6 +24,7 @@ class MemoryRunStore:
     def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
         self._latest: RunState | None = None
         self._best: RunState | None = None
+        self._whole = True
         self._versions_before: Mapping[str, str] = {}
         self._round = 0
         self._undone: RoundRecord | None = None
@@ -85,13 +87,14 @@ class MemoryRunStore:
             self._versions_before = self._latest.versions
         self._latest = progress
 
-    def keep_best(self, progress: RunState) -> None:
-        """Keep the state from which the best full evaluation began."""
-        self._best = progress
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
+        """Keep the state from which the best full evaluation began, or its versions alone."""
+        self._best = progress if whole else replace(progress, server=None)
+        self._whole = whole
 
     def best(self) -> RunState | None:
-        """Return that state."""
-        return self._best
+        """Return that state; None if its versions alone are kept."""
+        return self._best if self._whole else None
 
     def durable(self) -> Mapping[str, str]:
         """Return the clients' versions at the checkpoint before the newest; none if it is the only one."""
