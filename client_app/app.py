@@ -27,6 +27,7 @@ from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import one_line
 from sepal.flower.simulation import on_one_machine
 from sepal.operation.figures import CLOSING, STATS, log_as_json
+from sepal.operation.repeats import Seldom
 from sepal.protocol.fields import arrays_of
 from sepal.protocol.messages import read_order, without_details, write_error
 from sepal.protocol.types import Kind
@@ -45,6 +46,7 @@ class _OwnLines(logging.Formatter):
 
 if not log_as_json() and logging.lastResort:  # the handler of a process that has set no other
     logging.lastResort.setFormatter(_OwnLines())
+    logging.lastResort.addFilter(Seldom())
     logging.lastResort.setLevel(logging.INFO)  # of other loggers than ours, the root's level still holds
 if starts_ray():
     protect_ray()

@@ -190,7 +190,7 @@ class ClientHost:
             if answer.data or answer.scalars:
                 self.spend(f"{charge or order.run} {name}")
             self.store.save(name, Stored(request, after, reply, answer, local), Origin(order, content))
-            self.store.prune(order.durable)
+            self.store.prune(order.durable, order.best)
         return reply, answer
 
     def _load(self, base: str) -> tuple[Any, str, Local]:

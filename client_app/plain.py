@@ -174,7 +174,7 @@ class ContextStore:
         self.records[STATE + version] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
         self.records[TEXT + version] = ConfigRecord({"json": json.dumps(head)})
 
-    def prune(self, durable: str) -> None:
+    def prune(self, durable: str, best: str = "") -> None:
         """Do nothing: :meth:`save` deletes what is old."""
 
 

@@ -87,8 +87,8 @@ class StateStore(Protocol):
         """Return the message that led to ``version``, to rebuild a damaged state; None if it is not stored."""
         ...
 
-    def prune(self, durable: str) -> None:
-        """Delete the versions older than ``durable``, never ``durable`` itself or a newer one."""
+    def prune(self, durable: str, best: str = "") -> None:
+        """Delete the versions older than ``durable`` but ``best``, never ``durable`` itself or a newer one."""
         ...
 
 
@@ -206,16 +206,17 @@ class DiskStateStore:
     def _origin_path(self, version: str) -> Path:
         return self._directory / f"{version}.origin"
 
-    def prune(self, durable: str) -> None:
-        """Delete the versions older than ``durable``, and their messages."""
-        for version in _older(self._versions(), durable):
+    def prune(self, durable: str, best: str = "") -> None:
+        """Delete the versions older than ``durable`` but ``best``, and their messages."""
+        for version in _older(self._versions(), durable, best):
             self._path(version).unlink(missing_ok=True)
-        for version in _older(self._named("origin"), durable):  # also those whose state was never written
+        for version in _older(self._named("origin"), durable, best):  # also those whose state was never written
             self._origin_path(version).unlink(missing_ok=True)
 
 
-def _older(versions: list[str], durable: str) -> list[str]:
-    return [version for version in versions if version_round(version) < version_round(durable)]
+def _older(versions: list[str], durable: str, best: str) -> list[str]:
+    oldest = version_round(durable)
+    return [version for version in versions if version != best and version_round(version) < oldest]
 
 
 def _answered(store: StateStore, versions: list[str], round: int, request: str) -> Stored | None:

@@ -22,6 +22,7 @@ from sepal.config.base import AUTO
 from sepal.config.rules import check_together
 from sepal.config.run import SEARCH
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.incoming import colours_last
 from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
@@ -128,7 +129,7 @@ def assemble(
         first.user_set - {part.name for part in statistics(first.layout)} or config.initial_weights
     ):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.starts_from}, not from weights that are given")
-    notes = (*notes, *info.notes, *unused(flat, chosen.name))
+    notes = (*notes, *info.notes, *colours_last(info), *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     notes = (*owners.notes, *notes, *first.notes)
     return Assembly(exchanged, task, data, make, agreed, notes, owners.names)

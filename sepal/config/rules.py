@@ -55,14 +55,19 @@ def _check_folder(config: RunConfig) -> None:
             raise ConfigError(f"folder.{key}", f"nothing with dataset = {config.dataset}{hint}", value)
 
 
+def why_no_best(config: RunConfig) -> str:
+    """Return why the best models of a run cannot be known; empty if they can."""
+    if not (config.split.validation and config.evaluate_every):
+        return "split.validation = 0 or evaluate-every = 0: the best is chosen by validation data"
+    if config.roster != "closed" or not config.clients:
+        return "a roster that is not closed: the best model may not know all clients"
+    return ""
+
+
 def _check_final_model(config: RunConfig) -> None:
-    """Raise if the best models of a run cannot be known."""
-    if config.final_model == "best" and not (config.split.validation and config.evaluate_every):
-        expected = "last with split.validation = 0 or evaluate-every = 0: the best is chosen by validation data"
-        raise ConfigError("final-model", expected, config.final_model)
-    if config.final_model == "best" and (config.roster != "closed" or not config.clients):
-        expected = "last with a roster that is not closed: the best model may not know all clients"
-        raise ConfigError("final-model", expected, config.final_model)
+    """Raise if the best models of a run are asked for and cannot be known."""
+    if config.final_model == "best" and (why := why_no_best(config)):
+        raise ConfigError("final-model", f"last with {why}", config.final_model)
 
 
 def _check_round(config: RunConfig) -> None:

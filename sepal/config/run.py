@@ -282,7 +282,8 @@ class RunConfig(Settings):
     final_model: Literal["last", "best"] = Field(
         "last",
         description="what is evaluated, exported and deployed at the end: the last round's models, or those of the "
-        "full evaluation that was best on validation data (evaluate-every), in the view that the method deploys",
+        "full evaluation that was best on validation data (evaluate-every), in the view that the method deploys; a run "
+        "keeps both, and the other is evaluated if it is continued with this key changed",
         json_schema_extra=marks(Mark.SERVER_ONLY),
     )
     evaluate_sampled: bool = Field(

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepal.data.examples import Examples, Labels, are_pixels
+from sepal.data.examples import DatasetInfo, Examples, Labels, are_pixels
 from sepal.errors import DataError
 from sepal.tasks import Targets
 from sepal.tasks.inputs import Input, packed
-from sepal.tasks.numbers import as_float32
+from sepal.tasks.numbers import as_array, as_float32
 
 MOST_CLASSES = 1_000_000  # the limit of own.classes, too
 
@@ -54,6 +54,15 @@ def checked_pixels(key: str, x: NDArray[Any]) -> NDArray[Any]:
     return x
 
 
+def colours_last(info: DatasetInfo) -> tuple[str, ...]:
+    """Return the line that says so where images are probably (n, H, W, C), which are taken for (n, C, H, W)."""
+    shape = info.input_shape
+    if info.kind != "image" or len(shape) != 3 or shape[2] not in (1, 3, 4) or shape[0] <= 4:
+        return ()
+    size = f"{shape[1]} x {shape[2]} pixels in {shape[0]} channels"
+    return (f"data: images of {size}; if their colours come last, x.transpose(0, 3, 1, 2) puts them first",)
+
+
 def checked_examples(
     key: str, x: Any, y: Any, classes: int = 0, targets: Targets | None = None, inputs: tuple[Input, ...] = ()
 ) -> Examples:
@@ -70,25 +79,17 @@ def checked_examples(
     Raises:
         DataError: Not arrays, wrong shapes or types, values that are not finite, or labels out of range.
     """
-    given = packed(f"{key} x", inputs, x) if inputs else _array(f"{key} x", x)
-    labels = _array(f"{key} y", y)
+    given = packed(f"{key} x", inputs, x) if inputs else as_array(f"{key} x", x)
+    labels = as_array(f"{key} y", y)
     if given.ndim < 2:
         raise DataError(f"{key} x", "shape (n, …) with at least two axes", given.shape)
     if targets is not None:
         return Examples(_inputs(f"{key} x", given), targets.checked(f"{key} y", labels, len(given)))
     if labels.shape != (len(given),):
-        raise DataError(f"{key} y", f"shape ({len(given)},), a label for each input", labels.shape)
+        expected = f"shape ({len(given)},), a label for each input"
+        one_hot = labels.ndim == 2 and labels.shape[0] == len(given) and labels.shape[1] > 1
+        raise DataError(f"{key} y", f"{expected} (one-hot labels: y.argmax(1))" if one_hot else expected, labels.shape)
     return Examples(_inputs(f"{key} x", given), _labels(f"{key} y", labels, classes))
-
-
-def _array(key: str, value: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise DataError(key, "an array", str(error)) from error
-    if array.dtype == object:
-        raise DataError(key, "an array of numbers", "an array of objects (rows of different lengths?)")
-    return array
 
 
 def _inputs(key: str, inputs: NDArray[Any]) -> NDArray[Any]:
@@ -104,7 +105,8 @@ def _inputs(key: str, inputs: NDArray[Any]) -> NDArray[Any]:
 
 def _labels(key: str, labels: NDArray[Any], classes: int) -> Labels:
     if labels.dtype.kind not in "iu":
-        raise DataError(key, "whole numbers", str(labels.dtype))
+        way = "y.astype(int)" if labels.dtype.kind in "fb" else "texts: np.unique(y, return_inverse=True)[1]"
+        raise DataError(key, f"whole numbers ({way})", str(labels.dtype))
     if len(labels) and (labels.min() < 0 or (classes and labels.max() >= classes)):
         raise DataError(key, f"labels from 0 to {classes - 1}" if classes else "labels from 0", _span(labels))
     return labels.astype(np.int64)

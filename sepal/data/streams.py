@@ -11,6 +11,7 @@ import numpy as np
 
 from sepal.data.examples import Examples, Index
 from sepal.errors import DataError, SepalError
+from sepal.tasks.numbers import as_array
 from sepal.user_modules import described
 
 WHAT = "a Dataset or an iterable that gives (x, y) of one example"
@@ -82,7 +83,7 @@ class Stream:
 
     def _together(self, items: Sequence[Any]) -> Examples:
         pairs = [_pair(self.key, item) for item in items]
-        targets = np.stack([np.asarray(y) for _, y in pairs])
+        targets = np.stack([as_array(f"{self.key} y", y) for _, y in pairs])
         return self.check(self.key, _stacked(self.key, [x for x, _ in pairs]), targets)
 
 
@@ -111,7 +112,7 @@ class Spooled:
                 )
             self._places.append(self._file.tell())
             for part in (*parts, y):
-                np.save(self._file, np.asarray(part), allow_pickle=False)
+                np.save(self._file, as_array(key, part), allow_pickle=False)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -130,8 +131,10 @@ def stream(key: str, dataset: Any, check: Callable[[str, Any, Any], Examples]) -
     Raises:
         DataError: The iterable fails.
     """
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import DataLoader, IterableDataset
 
+    if isinstance(dataset, DataLoader):
+        raise DataError(key, WHAT, "a DataLoader, which gives batches: return its dataset")
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if not indexed or isinstance(dataset, IterableDataset):
         try:
@@ -158,10 +161,10 @@ def _pair(key: str, example: Any) -> tuple[Any, Any]:
 def _stacked(key: str, given: Sequence[Any]) -> Any:
     first = given[0]
     if isinstance(first, Mapping):
-        return {name: np.stack([np.asarray(each[name]) for each in given]) for name in first}
+        return {name: np.stack([as_array(f"{key} x {name}", each[name]) for each in given]) for name in first}
     if isinstance(first, tuple | list):
-        return tuple(np.stack([np.asarray(part) for part in parts]) for parts in zip(*given, strict=True))
+        return tuple(np.stack([as_array(f"{key} x", part) for part in parts]) for parts in zip(*given, strict=True))
     try:
-        return np.stack([np.asarray(each) for each in given])
+        return np.stack([as_array(f"{key} x", each) for each in given])
     except ValueError as error:
         raise DataError(f"{key} x", "examples of one shape", str(error)) from None

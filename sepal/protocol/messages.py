@@ -1,8 +1,9 @@
 """Messages between server and client: an order and a reply, each written as a Flower RecordDict.
 
 An order names the run, the round, the version of the client's state to start from (``base``) and the oldest version
-that the server may still ask for (``durable``). All tensors are in one Array (:mod:`sepal.wire.records`), everything
-else in config and metric records. A malformed record raises ProtocolError.
+that the server may still ask for (``durable``), but for that of the best evaluation (``best``). All tensors are in one
+Array (:mod:`sepal.wire.records`), everything else in config and metric records. A malformed record raises
+ProtocolError.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ class Order:
         kind: What the client is to do.
         plan: The round's plan.
         base: Version of the client's state to start from; empty for the initial state.
-        durable: Oldest version that the server may still ask for.
+        durable: Oldest version that the server may still ask for, but for ``best``.
+        best: The version of the best full evaluation, if it is older than ``durable``; else empty.
         views: The views to evaluate (:mod:`sepal.protocol.views`).
         keep: For ADAPT: whether the client stores the new state.
     """
@@ -172,6 +174,7 @@ class Order:
     durable: str = ""
     views: tuple[str, ...] = ()
     keep: bool = False
+    best: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,7 @@ def order_parts(order: Order) -> Parts:
                 "keep": order.keep,
                 "novel": order.plan.novel,
                 **({"halvings": order.plan.halvings} if order.plan.halvings else {}),
+                **({"best": order.best} if order.best else {}),
             },
         ),
         "plan": (ConfigRecord, plan.scalars),
@@ -264,8 +268,9 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     refuse_unknown(views)
     keep = fields.truth(head, "keep")
     base, durable = fields.text(head, "base"), fields.text(head, "durable")
-    version_round(base), version_round(durable)
-    return Order(fields.name(head, "run"), fields.kind(head), plan, base, durable, views, keep), content
+    best = fields.text(head, "best") if "best" in head else ""
+    version_round(base), version_round(durable), version_round(best)
+    return Order(fields.name(head, "run"), fields.kind(head), plan, base, durable, views, keep, best), content
 
 
 def write_reply(reply: Reply, content: Content) -> RecordDict:

@@ -44,7 +44,8 @@ class RunDirectory:
     """Writes a run's files; a :class:`sepal.server.observer.Observer`.
 
     Creates the directory, or checks that an existing run has the same configuration; a run that has not :func:`begun`
-    takes the new one. More ``rounds`` extend a run: its closing round is undone. Only one process at a time can have it
+    takes the new one. More ``rounds`` extend a run, and another ``final-model`` closes it with the other models: its
+    closing round is undone. Only one process at a time can have it
     open.
 
     Args:
@@ -107,8 +108,12 @@ class RunDirectory:
             method = self._assembly.method
             defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(task.config.method)}.")}
             begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
+            self._free |= {"final-model"}  # a run keeps both models
             if self.completed and self._extends(begun_with["rounds"]):
                 self._free |= {"rounds"}
+            another = self.completed and begun_with["final-model"] != current["final-model"]
+            if another:
+                self._check_closes_again()
             for key in {**current, **stored}:
                 if key not in self._free and begun_with.get(key) != current.get(key):
                     expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
@@ -116,10 +121,30 @@ class RunDirectory:
                     raise ConfigError(key, expected, f"{current.get(key)!r}; {way}")
             check_schema(self.path, self._assembly.info)
             if "rounds" in self._free:
-                self.store().reopen(begun_with["rounds"])
-                (self.path / "summary.json").unlink()
+                self._reopen(begun_with["rounds"])
+            elif another:
+                self._reopen((stored_summary(self.path) or {})["rounds"])
         if stored != current:
             write_atomically(self.path / "config.toml", tomli_w.dumps(current).encode())
+
+    def _reopen(self, last: int) -> None:
+        self.store().reopen(last)
+        (self.path / "summary.json").unlink()
+
+    def _check_closes_again(self) -> None:
+        """Raise if a run that has ended cannot have its closing round again, with the other models.
+
+        Raises:
+            ConfigError: See above.
+        """
+        wanted, store = self._assembly.task.config.final_model, self.store()
+        if wanted == "best" and store.best() is None:
+            expected = "last: the run kept no best models, for want of an evaluation on validation data before its end"
+            raise ConfigError("final-model", expected, wanted)
+        last = (stored_summary(self.path) or {})["rounds"]
+        if self._assembly.task.config.privacy.noise and last not in store.rounds():
+            expected = "as it was: privacy.noise undoes no round, and the last one has no checkpoint"
+            raise ConfigError("final-model", expected, wanted)
 
     def _extends(self, rounds: object) -> bool:
         """Return whether the run has more rounds than the ``rounds`` with which it was started, and may have them.

@@ -60,7 +60,7 @@ def _wait(run: Run, contact: Contact, needed: Sequence[str] | int, settle: float
     config = run.config
     enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(run.state.members))
     found, gone = contact.connections, contact.note_evicted
-    wait(found, contact.online, contact.ask, needed, config.timeout, settle, enough, gone)
+    wait(found, contact.online, contact.ask, needed, config.timeout, settle, enough, gone, not contact.local)
 
 
 def admitted(run: Run, found: Connections) -> RunState:

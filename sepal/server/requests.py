@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sepal.config import RunConfig
-from sepal.protocol.messages import Order
+from sepal.protocol.messages import Order, version_round
 from sepal.protocol.types import Kind
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS, further_views
 from sepal.server.run_state import RoundStart
@@ -32,6 +32,7 @@ def plan_requests(
     start: RoundStart,
     config: RunConfig,
     durable: Mapping[str, str],
+    best: Mapping[str, str],
     drawn: Sequence[str] | None = None,
     hurries: bool = False,
 ) -> tuple[dict[str, Request], frozenset[str]]:
@@ -40,7 +41,8 @@ def plan_requests(
     Args:
         start: What the round starts from.
         config: The run's configuration.
-        durable: The oldest version that the server may still ask for, by client name.
+        durable: The oldest version that the server may still ask for, by client name; but for the best ones.
+        best: The version of the best full evaluation, by client name.
         drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
         hurries: Whether ``oversample`` applies. A full evaluation waits for everybody, so nobody is spare there.
     """
@@ -54,8 +56,11 @@ def plan_requests(
     for name in sorted(asked):
         kind = Kind.TRAIN if name in training else Kind.ADAPT
         purpose = "closing" if start.closing else "training" if name in training else "evaluation"
-        base, oldest = state.versions.get(name, ""), durable.get(name, "")
-        order = Order(state.run, kind, start.plan_of(name), base, oldest, views, keep=start.closing)
+        base = state.versions.get(name, "")
+        oldest = min(base, durable.get(name, ""), key=version_round)  # the closing round may begin with the best state
+        older = best.get(name, "")
+        older = older if version_round(older) < version_round(oldest) else ""
+        order = Order(state.run, kind, start.plan_of(name), base, oldest, views, start.closing, older)
         requests[name] = Request(name, order, purpose)
     return requests, spare
 

@@ -246,6 +246,7 @@ def wait(
     settle: float = 3.0,
     enough: int = 0,
     gone: Callable[[], Collection[str]] = tuple,
+    again: bool = True,
 ) -> None:
     """Wait until the clients that the run needs have registered and answered.
 
@@ -260,9 +261,10 @@ def wait(
         enough: Start with this many known clients once nobody new has registered for ``settle`` seconds; 0 waits for
             all.
         gone: Returns the clients that are no longer needed, because they were evicted.
+        again: Whether a node that answers with an error may answer otherwise if it is asked again; not in process.
 
     Raises:
-        RosterError: Too few clients at the timeout, too many, or two with the same name.
+        RosterError: Too few clients at the timeout, or answers with errors; too many, or two with the same name.
         SepalError: A client of a new run cannot take part; the error says why. A resumed run ignores clients that it
             does not know.
     """
@@ -280,6 +282,7 @@ def wait(
         if present != before:
             before, since = present, now
         settled = now - since >= (PATIENCE if connections.pending else settle)
+        errors = _errors(connections, again or bool(enough))
         if isinstance(needed, int):
             if needed and present > needed:
                 raise RosterError("clients", f"exactly {needed}", f"{present}: {', '.join(sorted(connections.nodes))}")
@@ -287,8 +290,7 @@ def wait(
                 return
             wanted = f"{needed}" if needed else "all"
             hint = simulation_hint(needed, present) if SIMULATION in sys.modules else ""
-            errors = dict.fromkeys(reason for reason in connections.silent.values() if reason.startswith("error"))
-            hint = f"; nodes answer: {'; '.join(list(errors)[:3])}" if errors else hint
+            hint = f"; nodes answer: {'; '.join(errors[:3])}" if errors else hint
         else:
             wanted_names = set(needed) - set(evicted)
             absent = sorted(wanted_names - set(connections.nodes))
@@ -318,6 +320,14 @@ def simulation_hint(needed: int, present: int) -> str:
         left = f", and {file} names one that may have been left behind" if file.exists() else ""
         return f" (RAY_ADDRESS is {address}, another cluster of Ray{left}: `ray stop` ends it; or unset RAY_ADDRESS)"
     return f" (Flower's simulation: --federation-config 'num-supernodes={needed}')" if needed else ""
+
+
+def _errors(connections: Connections, again: bool) -> list[str]:
+    """Return the errors with which nodes answer; unless they are asked ``again``, raise."""
+    found = list(dict.fromkeys(reason for reason in connections.silent.values() if reason.startswith("error")))
+    if found and not again:
+        raise RosterError("clients", "answers", "; ".join(found[:3]))
+    return found
 
 
 def _raise_for_other_data(refusals: Sequence[SepalError], needed: Sequence[str]) -> None:

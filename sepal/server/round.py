@@ -86,7 +86,8 @@ class Round:
         self._late: dict[str, str] = {}
         self._settled = False
         self.full = is_full(start, task.config)
-        self._requests, self._spare = plan_requests(start, task.config, store.durable(), drawn, self._hurries)
+        durable, best = store.durable(), store.best_versions()
+        self._requests, self._spare = plan_requests(start, task.config, durable, best, drawn, self._hurries)
         self._ledger = RoundLedger(start.plan.round, 4 * sum(parameter.size for parameter in task.layout))
         self.waiting = set(self._requests)
         self._guard = Guard(start.algorithm, task, start.state.server)

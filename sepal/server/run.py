@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sepal.config import RunConfig
+from sepal.config.rules import why_no_best
 from sepal.errors import ConfigError, RoundError, StateError
 from sepal.method.interface import Method, Task
 from sepal.protocol.types import ClientInfo
@@ -203,8 +204,8 @@ class Run:
         self.state, metrics = advance(start, record, uploads, outcome)
         self._add(record)
         best = self.report.best.get(self.method.deployed)
-        if self.config.final_model == "best" and not start.closing and best and best.round == record.round:
-            self.store.keep_best(start.state)
+        if not why_no_best(self.config) and not start.closing and best and best.round == record.round:
+            self.store.keep_best(start.state, self.config.final_model == "best" or self.store.lasts)
         if self.stopping.stopped and not start.closing and record.round < self.config.rounds:
             log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
         scoring = self.task.learning.scoring

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sepal.method.algorithms import ForgetsEvicted, LearnsRoster, ServerAlgorithm
-from sepal.protocol.messages import Reply, version_round
+from sepal.protocol.messages import Reply
 from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads
 from sepal.server.ledger import LedgerEntry
 from sepal.storage.serialize import SPARING
@@ -190,11 +190,6 @@ def _tell(algorithm: ServerAlgorithm[Any], state: RunState, clients: Sequence[Cl
     if not clients or not isinstance(algorithm, LearnsRoster):
         return state
     return replace(state, server=algorithm.joined(state.server, clients))
-
-
-def oldest(versions: Mapping[str, str], others: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the older of two versions of each client; of one that is in one of them alone, the initial state."""
-    return {name: min(versions[name], others[name], key=version_round) for name in versions.keys() & others.keys()}
 
 
 def advance(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, SepalError, one_line
+from sepal.operation.repeats import told_once
 from sepal.study.search import choose, two_digits
 from sepal.tasks.scoring import Measure
 
@@ -37,6 +38,7 @@ class Rate(NamedTuple):
     note: str
 
 
+@told_once()
 def searched_rate(flat: Mapping[str, Any], workers: int = 0) -> Rate:
     """Return the rate that a search chooses for a run.
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.errors import DataError
-from sepal.tasks.numbers import EXACT, as_float32
+from sepal.tasks.numbers import EXACT, as_array, as_float32
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def packed(key: str, inputs: tuple[Input, ...], arrays: Any) -> NDArray[np.float
     rows: list[NDArray[np.float32]] = []
     for number, entry in enumerate(inputs):
         where = f"{key} {entry.name or number}"
-        array = np.asarray(arrays[entry.name] if named else arrays[number])
+        array = as_array(where, arrays[entry.name] if named else arrays[number])
         if array.shape[1:] != entry.shape or (rows and len(array) != len(rows[0])):
             expected = f"shape ({len(rows[0]) if rows else 'n'}, {', '.join(map(str, entry.shape))})"
             raise DataError(where, expected, array.shape)

@@ -7,13 +7,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.errors import DataError
+from sepal.errors import DataError, one_line
 
 EXACT = 2**24  # float32 holds all whole numbers up to here; neighbours of larger numbers differ by more than 1
 MOST_LOST = 1e-3  # of a column's standard deviation, by rounding
 WHOLE = 2**53  # float64 holds all whole numbers up to here
 WHOLE_WORDS = "whole numbers up to 2**53, which float64 holds (leave an id out)"
 _ROWS = 2**14  # rows that are looked at together
+
+
+def as_array(key: str, value: Any) -> npt.NDArray[Any]:
+    """Return what a user hands in as an array of numbers, truths or texts: an array, a tensor, a data frame, a list.
+
+    Numbers that pandas stores as objects are taken for what they are.
+
+    Raises:
+        DataError: It is none, or a mask or an object would be lost.
+    """
+    if hasattr(value, "detach"):  # a tensor, perhaps with a gradient or on another device
+        value = value.detach().cpu()
+    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
+        raise DataError(key, "numbers without a mask, which would be lost (fill in what is masked)", f"{masked} masked")
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # that of any library's objects
+        raise DataError(key, "an array", one_line(f"{type(error).__name__}: {error}", 200)) from error
+    if array.dtype != object:
+        return array
+    odd = [item for item in array.flat if not isinstance(item, int | float | np.number)]
+    if odd and isinstance(odd[0], list | tuple | np.ndarray):
+        raise DataError(key, "an array of numbers", "rows of different lengths")
+    if odd or (numbers := np.array(array.tolist())).dtype == object:
+        item = odd[0] if odd else array.flat[0]
+        raise DataError(key, "an array of numbers", f"objects such as {one_line(repr(item), 60)}")
+    return numbers
 
 
 def check_whole(key: str, numbers: npt.NDArray[Any]) -> None:

@@ -227,6 +227,22 @@ def test_a_server_killed_in_mid_run_and_started_again_changes_nothing(app, deplo
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5], "a line was lost or doubled"
 
 
+def test_a_run_that_has_ended_deploys_its_best_models_if_asked(app, deployment, tmp_path):
+    """The closing round is had again with the best round's state, of the server and of each node's client."""
+    keys = {**FLAT, **CASES["fedpse-two"], "evaluate-every": 1, "out": str(tmp_path)}
+
+    def closed(name, final):
+        run = deployment.run_app(app, {**keys, "name": name, "final-model": final})
+        assert run.status == "finished:completed", "\n".join(run.log[-80:])
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        return summary.get("best_round"), summary["accuracy"]["kept"], hashes(tmp_path / name)
+
+    last, best = closed("last", "last"), closed("best", "best")
+    assert best != last
+    assert closed("last", "best") == best
+    assert closed("last", "last") == last
+
+
 def test_submit_continues_a_run_whose_server_app_was_killed(deployment, expected, tmp_path):
     """What the service ``run`` of docker-compose.yml does. Flower calls the killed run failed after about a minute."""
     killer = At(tmp_path / "submitted", 2, lambda: server_app_process(deployment).kill())

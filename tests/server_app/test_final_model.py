@@ -117,6 +117,41 @@ def test_a_run_that_has_ended_is_extended_from_its_last_round(tmp_path):
     assert longer.summary["best_round"] == 2
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedpse", "local", "fedper"])
+@pytest.mark.parametrize("checkpoint_every", [1, 10])
+def test_a_run_that_deployed_its_last_models_deploys_the_best_if_asked_and_the_last_again(
+    method, checkpoint_every, tmp_path
+):
+    """The states of the best round are kept beside the last ones, of the server and of each client."""
+    keys = {"rounds": ROUNDS, "checkpoint-every": checkpoint_every}
+    asked = run(method, tmp_path, "asked", **keys)
+    whole = last(asked)
+    assert "best_round" not in asked.summary
+    best = run(method, tmp_path, "best", **keys, **{"final-model": "best"})
+    asked = run(method, tmp_path, "asked", **keys, **{"final-model": "best"})
+    assert asked.summary["best_round"] == 2
+    assert last(asked) == last(best) != whole
+    assert asked.summary["clients_sha256"] == best.summary["clients_sha256"]
+    assert asked.summary["bytes"] == best.summary["bytes"], "the closing round counts once"
+    asked = run(method, tmp_path, "asked", **keys)
+    assert (last(asked), "best_round" in asked.summary) == (whole, False)
+
+
+def test_states_between_the_best_and_the_newest_are_not_kept(tmp_path):
+    run("fedavg", tmp_path, "mine", rounds=9, **{"checkpoint-every": 1})
+    stored = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "mine/clients").rglob("client-00001/*-*"))
+    assert stored[0] == 1, "the best full evaluation is that of round 2"
+    assert len(stored) < 6
+
+
+@pytest.mark.parametrize("keys", [{"evaluate-every": 7}, {"split.validation": 0.0}])
+def test_a_run_that_knows_no_best_models_refuses_to_deploy_them(keys, tmp_path):
+    whole = run("fedavg", tmp_path, "mine", rounds=2, **keys)
+    with pytest.raises(ConfigError, match="final-model: expected last"):
+        run("fedavg", tmp_path, "mine", rounds=2, **keys, **{"final-model": "best"})
+    assert sepal.load(tmp_path / "mine").summary == whole.summary
+
+
 def test_without_an_evaluation_or_without_the_stored_state_the_last_models_are_taken_and_it_is_said(tmp_path, caplog):
     early = run("fedavg", tmp_path, "early", rounds=1, **{"final-model": "best"})
     assert "best_round" not in early.stored.lines[-1]
@@ -147,7 +182,7 @@ def test_clients_keep_the_versions_of_the_best_state_and_an_undone_one_is_forgot
     store.keep_best(replace(state, round=2, versions=versions[2]))
     for round in (4, 6, 8):
         store.checkpoint(replace(state, round=round, versions=versions[round]))
-    assert store.durable() == versions[2]
+    assert (store.durable(), store.best_versions()) == (versions[6], versions[2])
     assert store.best().versions == versions[2]
     nothing = RoundRecord(4, (), (), {}, {}, (), False, {})
     store.undo(nothing)

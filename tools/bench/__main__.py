@@ -30,6 +30,7 @@ from tools.bench import (
     server_memory,
     size,
     small,
+    table,
     widths,
 )
 
@@ -48,6 +49,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "deployed": deployed.measure,
     "gate": gate.measure,
     "size": size.measure,
+    "table": table.measure,
 }
 
 

@@ -42,6 +42,7 @@ from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, 
 from sepal.data.locations import home_of
 from sepal.data.schema import FILE, Schema, classes_of, reading, schema_of
 from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, Look, check_alike, counted, left_out, read_example
+from sepal.data.sources.kinds import alike_but_case
 from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import LABEL, TARGET, Roles, Table, count_gaps, read_table
 from sepal.errors import DataError
@@ -52,6 +53,7 @@ PLAIN = FolderSettings()
 TABLES = (".npz", ".csv")
 MANY = 20  # more classes without names may be quantities
 SHOWN = 4  # classes that a message names, at most
+DIM_FLOATS = 16.0  # images of floats without a negative value that go beyond are pixels that were not scaled
 DIM = 2**13  # 16-bit images without a value from here on, an eighth of white, may have another white
 _FORMS = (
     f"one .npz, one .csv with a column `label` (or folder.label), or a sub-directory per class with {FILES}, alone or "
@@ -304,15 +306,15 @@ def _parts(directory: Path) -> dict[str, Path]:
 
 
 def _class_folders(home: Path) -> list[Path]:
-    return (
-        sorted(path for path in home.iterdir() if path.is_dir() and not path.name.startswith("."))
-        if home.is_dir()
-        else []
-    )
+    if not home.is_dir():
+        return []
+    hidden = (".", "__MACOSX")  # the second is in archives that a Mac made
+    return sorted(path for path in home.iterdir() if path.is_dir() and not path.name.startswith(hidden))
 
 
 def _members(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in EXAMPLES and path.is_file())
+    seen = (path for path in folder.iterdir() if not path.name.startswith("."))  # ._1.png is a Mac's note on 1.png
+    return sorted(path for path in seen if path.suffix.lower() in EXAMPLES and path.is_file())
 
 
 def _others(folders: Sequence[Path]) -> list[Path]:
@@ -385,10 +387,12 @@ def source_of(
         raise DataError(key, "person: a number or text for each example", f"{people.dtype} {people.shape}")
     if task == CLASSIFICATION:
         classes = _classes_of(key, y, names)
-        notes = (*notes, *_without_examples(key, y, classes, names))
+        notes = (*notes, *_without_examples(key, y, classes, names), *alike_but_case(f"{key}: classes", names))
     if x.dtype == np.uint16 and x.max() < DIM:
         notes = (*notes, f"{key}: the 16-bit images have values up to {x.max()} only, of {PIXELS['uint16']} for white")
     info = replace(_info(x, classes, people is not None), labelled=task == CLASSIFICATION)
+    if info.kind == "image" and x.dtype.kind == "f" and x.min() >= 0 and DIM_FLOATS < x.max() <= PIXELS["uint8"]:
+        notes = (*notes, f"{key}: images of floats up to {x.max():g} are used as they are; x / 127.5 - 1 is usual")
     if task == CLASSIFICATION and all(map(str.isdecimal, names)) and list(names) != sorted(names, key=int):
         odd = next(number for number, name in enumerate(names) if int(name) != number)
         notes = (*notes, f"{key}: classes are in the order of texts: class {odd} is {names[odd]} (folder.classes)")

@@ -91,7 +91,7 @@ def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
         DataError: It is none, has more than ``MOST_PIXELS``, or more than ``MOST_SCANNED`` over all scans; ``key`` says
             where it is from.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with reading(key, IMAGE), warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
@@ -99,6 +99,9 @@ def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
             with Image.open(io.BytesIO(content), formats=FORMATS) as stored:
                 _check_scans(key, content, stored)
                 return as_array(key, stored, look)
+        except UnidentifiedImageError:
+            got = f"{len(content):,} bytes that are none" if content else "an empty file"
+            raise DataError(key, IMAGE, got) from None
         except Image.DecompressionBombError as error:
             raise DataError(key, f"{IMAGE} of at most {MOST_PIXELS:,} pixels", str(error)) from error
 

@@ -178,4 +178,15 @@ def notes_on(columns: Sequence[Column]) -> tuple[str, ...]:
     """Return the line that says which columns are read as categories or times; none if all are numbers."""
     found = [f"{column.name} ({len(column.values)} categories)" for column in columns if column.kind == "category"]
     found += [f"{column.name} (times)" for column in columns if column.kind == "time"]
-    return (f"columns read as other than numbers: {', '.join(found)}; `sepal data inspect` shows all",) if found else ()
+    line = f"columns read as other than numbers: {', '.join(found)}; `sepal data inspect` shows all"
+    alike = [note for column in columns for note in alike_but_case(f"column {column.name}", column.values)]
+    return (line, *alike) if found else ()
+
+
+def alike_but_case(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the line that says which names differ in case alone, such as Yes and yes; none if none do."""
+    by_word: dict[str, list[str]] = {}
+    for name in names:
+        by_word.setdefault(name.casefold(), []).append(name)
+    pairs = [" and ".join(same) for same in by_word.values() if len(same) > 1]
+    return (f"{what}: {_listed(pairs)} differ in case alone, and are read as different",) if pairs else ()

@@ -48,6 +48,7 @@ MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
 INPUT = 8  # bytes of an input in a row; a category has one for each of its values
 NAMED = 4  # columns with missing cells that a message names, at most
 OTHER_MARKS = (";", "\t", "|")  # between cells in files that are no CSV of commas
+LIKE_MISSING = ("null", "none", "nil", "n/a", "#n/a", "#value!", "?", "-", "--", ".")  # refused with a word
 FIRST = 100  # cells by which a column is known for one of numbers
 BLOCK = 2**26  # bytes that are read together; more than a row takes
 CLASS_NUMBER = re.compile(r"[0-9]{1,18}(\.0*)?")  # int64; pandas writes 1.0 for 1 where a column has an empty cell
@@ -177,8 +178,29 @@ def read_table(
                 names = tuple(name.removeprefix(TARGET) for name in targets) if len(targets) > 1 else ()
             else:
                 y, names = _labels(path, targets[0], cells[targets[0]], roles.classes)
-    notes = (*notes, *notes_on(columns))
+    notes = (*notes, *notes_on(columns), *_numbering(path, columns, cells))
     return Table(x, y, names, people, columns, ignored, notes, tuple(targets), person if people is not None else "")
+
+
+def _numbering(path: Path, columns: Sequence[Column], cells: dict[str, Any]) -> tuple[str, ...]:
+    """Return the line that names columns which number the rows, 0, 1, 2, …: ids that say nothing."""
+    found = [column.name for column in columns if column.kind == "number" and _numbers_rows(cells[column.name])]
+    if not found:
+        return ()
+    return (f"{path}: {', '.join(found)} numbers the rows; folder.leave-out leaves it out if it is an id",)
+
+
+def _numbers_rows(cells: Any) -> bool:
+    """Return whether each cell is the one before it plus 1, in a table of a dozen rows or more."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    first = cells.slice(0, FIRST).to_pylist()
+    if len(first) < 12 or not all(re.fullmatch(r"[0-9]{1,15}", cell) for cell in first):
+        return False
+    try:
+        return bool((np.diff(cells.cast(pa.int64()).to_numpy()) == 1).all())
+    except pa.ArrowInvalid:
+        return False
 
 
 class Places(NamedTuple):
@@ -384,7 +406,7 @@ def _name_faults(key: str, names: Sequence[str], index: bool) -> Iterator[DataEr
 
 def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
     """Return the cells of each column as texts, a ``pyarrow.ChunkedArray``; at least one row."""
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     from pyarrow import csv as arrow
 
     wrong: list[Any] = []
@@ -423,7 +445,9 @@ def _not_utf8(path: Path) -> DataError | None:
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as fault:
-                expected = "text in UTF-8 (in Excel: save as CSV UTF-8; elsewhere: iconv -f LATIN1 -t UTF-8 FILE > NEW)"
+                utf16 = number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff"))
+                way = f"iconv -f {'UTF-16' if utf16 else 'LATIN1'} -t UTF-8 FILE > NEW"
+                expected = f"text in UTF-8 (in Excel: save as CSV UTF-8; elsewhere: {way})"
                 return DataError(f"{path}, line {number}", expected, f"the byte {line[fault.start]:#04x}")
     return None
 
@@ -470,13 +494,24 @@ def _column(path: Path, name: str, cells: Any, gaps: bool) -> NDArray[np.float64
         words = compute.utf8_trim_whitespace(cells)
         missing = compute.is_in(compute.utf8_lower(words), value_set=pa.array(MISSING))
         usable = compute.match_substring_regex(words, NUMBER)
-        _refuse(path, name, cells, ~(compute.or_(usable, missing) if gaps else usable).to_numpy(), "a finite number")
+        bad = ~(compute.or_(usable, missing) if gaps else usable).to_numpy()
+        first = str(cells[int(np.flatnonzero(bad)[0])].as_py()).strip() if bad.any() else ""
+        _refuse(path, name, cells, bad, f"a finite number{_way(first) if gaps else ''}")
         values = compute.if_else(missing, None, words).cast(pa.float64()).to_numpy()  # NaN where it is missing
     _refuse(path, name, cells, np.isinf(values) if gaps else ~np.isfinite(values), "a finite number")
     large = [row for row in np.flatnonzero(np.abs(values) >= WHOLE).tolist() if _whole(cells[row].as_py()) > WHOLE]
     if large:
         _refuse(path, name, cells, np.arange(len(values)) == large[0], f"{WHOLE_WORDS}: folder.leave-out = {name}")
     return np.asarray(values)
+
+
+def _way(cell: str) -> str:
+    """Return what a cell that is no number may be, and what to do about it."""
+    if re.fullmatch(r"[+-]?[0-9]+([ \u00a0\u202f'.,][0-9]+)+", cell):
+        return " (a decimal point, and nothing between thousands: 1234.5)"
+    if re.fullmatch(r"[0-9]{1,4}[/.-][0-9]{1,2}([/.-][0-9]{2,4})?", cell):
+        return " (a time is written as 2026-01-31)"
+    return " (a missing one is an empty cell, NA or NaN)" if cell.lower() in LIKE_MISSING else ""
 
 
 def _whole(cell: str) -> int:

@@ -14,19 +14,23 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from sepal.operation.figures import CLOSING, LOG
+from sepal.operation.repeats import Heard
 
 BYTES = 10_000_000  # of a log file; one older file is kept
 OURS = "sepal: "
 _CLOSING = re.compile(rf"{OURS}[\w.-]+: {CLOSING}")
 SELDOM = 600.0  # seconds between two lines that say that the server does not answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_ROUND = re.compile(r"\[RUN \S+, ROUND (\d+)\]")
+_ROUND = re.compile(r"\[RUN (\S+), ROUND (\d+)\]")
 _SENT = re.compile(r"Sending: (\S+) message")
 _WORK = {"train": "trained, and the reply is on its way", "train.adapt": "evaluated, and the figures are on their way"}
 
 
 class Lines:
     """Called with each line: writes it to the log file, and shows it if it is Sepal's or what it means is news.
+
+    A node's process ends with each message, so lines of Sepal's that differ in numbers alone are told apart here: the
+    first of a run is shown, and once the run closes, or another one begins, how often it came.
 
     Args:
         file: The log file.
@@ -37,35 +41,41 @@ class Lines:
     def __init__(self, file: Path, show: Callable[[str], None], everything: bool = False) -> None:
         self._file = RotatingFileHandler(file, maxBytes=BYTES, backupCount=1, delay=True, encoding="utf-8")
         self._show, self._everything = show, everything or os.environ.get(LOG) == "json"
-        self._round, self._closing, self._lost = "", False, -SELDOM
+        self._run, self._round, self._closing, self._lost = "", "", False, -SELDOM
+        self._heard = Heard()
 
     def __call__(self, line: str) -> None:
         """Take a line without its end."""
         plain = _COLOUR.sub("", line)
         self._file.emit(logging.makeLogRecord({"msg": plain}))
-        shown = line if self._everything else self._news(plain)
-        if shown:
+        for shown in [line] if self._everything else self._news(plain):
             self._show(shown)
 
-    def _news(self, line: str) -> str:
-        """Return what a line of Flower's SuperNode means for who watches it; empty for nothing."""
+    def _counts(self) -> list[str]:
+        """Return how often the lines of the run came that came more than once, and forget them."""
+        heard, self._heard = self._heard, Heard()
+        return [f"{OURS}{text}" for text in heard.lines()]
+
+    def _news(self, line: str) -> list[str]:
+        """Return what a line of Flower's SuperNode means for who watches it; nothing if it means nothing."""
         if _CLOSING.fullmatch(line):
             self._closing = True
-        elif line.startswith(OURS):
-            return line
-        elif match := _ROUND.search(line):
-            self._round = match[1]
-        elif "SuperNode ID" in line:
-            return f"{OURS}joined, and waits for the server's messages"
-        elif match := _SENT.search(line):
+            return self._counts()
+        if line.startswith(OURS):
+            return [line] if self._heard.count(line.removeprefix(OURS)) == 1 else []
+        if match := _ROUND.search(line):
+            another, (self._run, self._round) = match[1] != self._run, match.groups()
+            return self._counts() if another else []
+        if "SuperNode ID" in line:
+            return [f"{OURS}joined, and waits for the server's messages"]
+        if match := _SENT.search(line):
             self._lost = -SELDOM
             if match[1] not in _WORK:
-                return ""
+                return []
             name, self._closing = "closing evaluation" if self._closing else f"round {self._round}", False
-            return f"{OURS}{name}: {_WORK[match[1]]}"
-        elif "Connection attempt failed" in line and time.monotonic() - self._lost >= SELDOM:
+            return [f"{OURS}{name}: {_WORK[match[1]]}"]
+        if "Connection attempt failed" in line and time.monotonic() - self._lost >= SELDOM:
             self._lost = time.monotonic()
-            return (
-                f"{OURS}the server does not answer: the run may have ended, then Ctrl-C ends this client; trying again"
-            )
-        return ""
+            ended = "the run may have ended, then Ctrl-C ends this client"
+            return [f"{OURS}the server does not answer: {ended}; trying again"]
+        return []

@@ -136,10 +136,10 @@ class CachedStore:
                 self._cache.drop(self._name, old)
         self._cache.put(self._name, version, stored)
 
-    def prune(self, durable: str) -> None:
-        """Delete versions on disk that no checkpoint needs."""
+    def prune(self, durable: str, best: str = "") -> None:
+        """Delete versions on disk that neither a checkpoint nor the best state needs."""
         if durable and (self._cache.directory / self._name).exists():
-            self._cache.disk(self._name).prune(durable)
+            self._cache.disk(self._name).prune(durable, best)
 
 
 def _size(stored: Stored) -> int:

@@ -40,6 +40,7 @@ class FlushedStore:
     """
 
     replays = False
+    lasts = True
 
     def __init__(self, store: RunStore, flush: Callable[[], None]) -> None:
         self._store, self._flush, self._memory = store, flush, MemoryRunStore(UPLOADS)
@@ -90,10 +91,10 @@ class FlushedStore:
         self._store.checkpoint(progress)
         self._last = time.monotonic()
 
-    def keep_best(self, progress: RunState) -> None:
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
         """Write the clients' states to disk, then the state from which the best full evaluation began."""
         self._flush()
-        self._store.keep_best(progress)
+        self._store.keep_best(progress, whole)
 
     def best(self) -> RunState | None:
         """Return that state."""
@@ -102,6 +103,10 @@ class FlushedStore:
     def durable(self) -> Mapping[str, str]:
         """Return the clients' versions at the oldest kept checkpoint."""
         return self._store.durable()
+
+    def best_versions(self) -> Mapping[str, str]:
+        """Return the clients' versions of the best state."""
+        return self._store.best_versions()
 
     def evicted(self) -> frozenset[str]:
         """Return the clients that an operator has evicted."""
@@ -115,10 +120,11 @@ class _InMemory(MemoryRunStore):
         super().__init__(UPLOADS)
         self._flush = flush
 
-    def keep_best(self, progress: RunState) -> None:
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
         """Keep the state from which the best full evaluation began."""
-        self._flush()
-        super().keep_best(progress)
+        if whole:
+            self._flush()
+        super().keep_best(progress, whole)
 
 
 def run_in_process(

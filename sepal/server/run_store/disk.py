@@ -26,7 +26,7 @@ import numpy as np
 from sepal.errors import DamagedError, RosterError, StateError, suggest
 from sepal.names import NAME
 from sepal.protocol.messages import Content
-from sepal.server.run_state import RoundRecord, RunState, oldest
+from sepal.server.run_state import RoundRecord, RunState
 from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
 from sepal.storage.regular import ROWS, check_parts, is_inside, is_regular, read_text
 from sepal.storage.serialize import flatten, restore
@@ -47,7 +47,7 @@ class DiskRunStore:
     file per client, until no checkpoint needs them. ``records/000011`` is the record of round 11: a line with the
     digest of the JSON, then the JSON. It is written last; a round without a record counts as not completed.
 
-    ``best.safetensors``: with ``final-model = "best"``, the state from which the best full evaluation began.
+    ``best.safetensors`` is the state from which the best full evaluation began.
 
     Each file says what it is (run, round, client), and its digest covers this. A file under another's name is damaged.
 
@@ -56,7 +56,7 @@ class DiskRunStore:
         state: Type of the server algorithm's state.
     """
 
-    replays = True
+    replays = lasts = True
 
     def __init__(self, directory: Path, state: type) -> None:
         self._directory, self._state = directory, state
@@ -64,7 +64,7 @@ class DiskRunStore:
         make_directory(directory / "uploads")
         make_directory(directory / "records")
         self._durable: dict[int, Mapping[str, str]] = {}
-        self._best_versions: Mapping[str, str] | None = None
+        self._best_versions: Mapping[str, str] = {}
         for part in directory.rglob(".*.part"):  # left behind by a killed process
             part.unlink(missing_ok=True)
 
@@ -197,9 +197,9 @@ class DiskRunStore:
         best = self.best()
         if best and best.round >= round:
             (self._directory / BEST).unlink()
-            self._best_versions = None
+            self._best_versions = {}
 
-    def keep_best(self, progress: RunState) -> None:
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
         """Store the state from which the best full evaluation so far began, instead of the one before."""
         self._write(self._directory / BEST, progress)
         self._best_versions = progress.versions
@@ -276,9 +276,12 @@ class DiskRunStore:
                 _remove(later)
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the oldest kept checkpoint, or those of the best state if it is older."""
-        kept = self._durable[min(self._durable)] if self._durable else {}
-        return kept if self._best_versions is None else oldest(kept, self._best_versions)
+        """Return the clients' versions at the oldest kept checkpoint."""
+        return self._durable[min(self._durable)] if self._durable else {}
+
+    def best_versions(self) -> Mapping[str, str]:
+        """Return the clients' versions of the best state."""
+        return self._best_versions
 
     def evicted(self) -> frozenset[str]:
         """Return the names of the files in ``evicted/``, which :func:`evict` makes."""

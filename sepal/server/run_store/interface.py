@@ -14,9 +14,11 @@ class RunStore(Protocol):
 
     Attributes:
         replays: Whether rounds are replayed after a restart, so that every accepted upload must be stored.
+        lasts: Whether it outlives its process, so that a run that has ended can be continued.
     """
 
     replays: bool
+    lasts: bool
 
     def due(self) -> bool:
         """Return whether the next completed round gets a checkpoint, whatever its number."""
@@ -74,8 +76,13 @@ class RunStore(Protocol):
         """Store the run's state."""
         ...
 
-    def keep_best(self, progress: RunState) -> None:
-        """Store the state from which the best full evaluation so far began, instead of the one before."""
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
+        """Store the state from which the best full evaluation so far began, instead of the one before.
+
+        Args:
+            progress: The state.
+            whole: Or its versions alone, because nobody can ask for it: messages are then as in a run that is stored.
+        """
         ...
 
     def best(self) -> RunState | None:
@@ -83,7 +90,14 @@ class RunStore(Protocol):
         ...
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the checkpoint before the newest. The server never asks for older ones."""
+        """Return the clients' versions at the checkpoint before the newest.
+
+        The server never asks for older ones, but for :meth:`best_versions`.
+        """
+        ...
+
+    def best_versions(self) -> Mapping[str, str]:
+        """Return the clients' versions of the best state; none without one."""
         ...
 
     def evicted(self) -> frozenset[str]:

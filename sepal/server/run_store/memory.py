@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from sepal.errors import DamagedError
 from sepal.protocol.messages import Content
 from sepal.protocol.types import Scalar
-from sepal.server.run_state import RoundRecord, RunState, oldest
+from sepal.server.run_state import RoundRecord, RunState
 from sepal.storage.bounded import MEBIBYTE, Spill
 
 
@@ -18,11 +19,12 @@ class MemoryRunStore:
         limit: Bytes of uploads kept in memory; the rest goes to temporary files.
     """
 
-    replays = False
+    replays = lasts = False
 
     def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
         self._latest: RunState | None = None
         self._best: RunState | None = None
+        self._whole = True
         self._versions_before: Mapping[str, str] = {}
         self._round = 0
         self._undone: RoundRecord | None = None
@@ -85,18 +87,22 @@ class MemoryRunStore:
             self._versions_before = self._latest.versions
         self._latest = progress
 
-    def keep_best(self, progress: RunState) -> None:
-        """Keep the state from which the best full evaluation began."""
-        self._best = progress
+    def keep_best(self, progress: RunState, whole: bool = True) -> None:
+        """Keep the state from which the best full evaluation began, or its versions alone."""
+        self._best = progress if whole else replace(progress, server=None)
+        self._whole = whole
 
     def best(self) -> RunState | None:
-        """Return that state."""
-        return self._best
+        """Return that state; None if its versions alone are kept."""
+        return self._best if self._whole else None
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the checkpoint before the newest, or at the only one; or the best one's."""
-        before = self._versions_before
-        return oldest(before, self._best.versions) if self._best else before
+        """Return the clients' versions at the checkpoint before the newest; none if it is the only one."""
+        return self._versions_before
+
+    def best_versions(self) -> Mapping[str, str]:
+        """Return the clients' versions of the best state."""
+        return self._best.versions if self._best else {}
 
     def evicted(self) -> frozenset[str]:
         """Return nothing, because no operator can reach a run in memory."""

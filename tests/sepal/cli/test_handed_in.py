@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,39 @@ def test_photographs_by_owner_in_three_commands(tmp_path):
     frame = predicted(told)
     assert len(frame) == 72
     assert (frame["name"] == frame["example"].str.split("/").str[1]).mean() > 0.9
+
+
+def blocks():
+    """The commands of the first section of docs/own-data.md, a list for each block."""
+    text = (Path(library.__file__).parents[1] / "docs" / "own-data.md").read_text(encoding="utf-8")
+    section = text.split("## From a file to predictions")[1].split("\n## ")[0]
+    return [block.split("```")[0].splitlines() for block in section.split("```bash\n")[1:]]
+
+
+@pytest.mark.parametrize("commands", blocks(), ids=lambda commands: commands[1].split()[2])
+def test_the_first_commands_of_the_page_go_from_a_file_to_predictions(commands, tmp_path):
+    patients(tmp_path)
+    pressures(tmp_path / "pressure.csv")
+    for number, (owner, name) in enumerate((owner, name) for owner in ("anna", "ben") for name in ("cat", "dog")):
+        home = tmp_path / "photos" / owner / name
+        home.mkdir(parents=True)
+        for n in range(12):
+            Image.new("RGB", (70 + n, 66), (60 * number, n, 9)).save(home / f"{n}.jpg")
+    assert len(commands) <= 3
+    for command in commands:
+        words = shlex.split(command)
+        told = sepal(*words[1:], *(("--rounds=2", "--workers=1") if words[1] == "run" else ()))
+    assert len(predicted(told)) > 40
+    assert any(word in told.stderr for word in ("accuracy", "rmse")), "the files have the truth, too"
+
+
+def pressures(path):
+    rng = np.random.default_rng(0)
+    age, bmi, sex = rng.integers(20, 90, 120), rng.normal(26, 4, 120).round(1), rng.choice(["f", "m"], 120)
+    pressure = 110 + 0.5 * age + 1.2 * (bmi - 26) + 6 * (sex == "m") + rng.normal(0, 6, 120)
+    hospital = rng.choice(["north", "south", "east"], 120)
+    table = {"hospital": hospital, "age": age, "bmi": bmi, "sex": sex, "mmHg": pressure.round(1)}
+    pd.DataFrame(table).to_csv(path, index=False)
 
 
 @pytest.mark.parametrize("name", ["diabetes", "linnerud", "dates"])

@@ -56,6 +56,33 @@ def test_all_are_shown_where_it_is_asked_for_and_where_logs_are_collected(tmp_pa
     assert shown(tmp_path, everything=not json) == NODE
 
 
+def test_what_a_node_says_of_each_message_is_told_once_a_run_and_counted_at_its_end(tmp_path):
+    """Each message is answered by a process of its own, which does not know what was said before."""
+
+    def messages(run):
+        for round in (1, 2, 3):
+            yield f"INFO :      [RUN {run}, ROUND {round}]"
+            yield f"sepal: the model warns of step {round}"
+        yield f"sepal: client-00000: {CLOSING}"
+
+    told = []
+    lines = Lines(tmp_path / "node.log", told.append)
+    for line in [*messages(76), *messages(77), "sepal: another"]:
+        lines(line)
+    once = ["sepal: the model warns of step 1", "sepal: 3 times: the model warns of step 1"]
+    assert told == [*once, *once, "sepal: another"]
+
+
+def test_a_new_run_is_told_again_what_a_run_without_an_end_was_told(tmp_path):
+    told = []
+    lines = Lines(tmp_path / "node.log", told.append)
+    for run in (1, 1, 2, 2):
+        lines(f"INFO :      [RUN {run}, ROUND 0]")
+        lines("sepal: client-00000: refused by the server: another model")
+    refused = "client-00000: refused by the server: another model"
+    assert told == [f"sepal: {refused}", f"sepal: 2 times: {refused}", f"sepal: {refused}"]
+
+
 def test_a_server_that_does_not_answer_is_told_of_seldom(tmp_path, monkeypatch):
     told, now = [], 0.0
     monkeypatch.setattr("sepal.engines.flower.lines.time.monotonic", lambda: now)

@@ -10,7 +10,7 @@ import pytest
 import sepal
 from sepal import user_modules
 from sepal.data.own import say_tokens
-from sepal.operation.repeats import told_once
+from sepal.operation.repeats import Seldom, told_once
 from sepal.study.run import execute, prepare
 
 log = logging.getLogger("sepal")
@@ -68,6 +68,24 @@ def test_a_collector_of_json_lines_gets_every_warning(caplog, monkeypatch):
         log.warning("round 1")
         log.warning("round 2")
     assert caplog.messages == ["round 1", "round 2"]
+
+
+def test_a_block_within_a_block_leaves_the_counts_to_it(caplog):
+    with told_once():
+        for trial in (1, 2):
+            with told_once():
+                log.warning("trial %d diverged", trial)
+    assert caplog.messages == ["trial 1 diverged", "2 times: trial 1 diverged"]
+
+
+def test_a_process_that_knows_no_end_tells_the_first_the_tenth_and_the_hundredth():
+    told, seldom = [], Seldom()
+    for number in range(250):
+        record = logging.LogRecord("sepal", logging.WARNING, "", 0, "step %d", (number,), None)
+        told += [record.getMessage()] if seldom.filter(record) else []
+    assert told == ["step 0", "10 times so far: step 9", "100 times so far: step 99"]
+    others = [logging.LogRecord(*kind, "", 0, "x", (), None) for kind in 2 * [("sepal", 20), ("flwr", 30)]]
+    assert all(map(seldom.filter, others)), "what is no warning of Sepal's is left alone"
 
 
 def test_an_error_ends_the_block_and_its_counts_are_told(caplog):

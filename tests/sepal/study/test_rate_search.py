@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal, get_args, get_origin
 
 import numpy as np
@@ -103,6 +104,16 @@ def test_a_run_that_is_accepted_has_trials_that_are():
     values = [(key, value) for key, value in choices() if is_accepted({**KEYS, key: value})]
     assert ("final-model", "best") in values
     assert [pair for pair in values if not is_accepted({**KEYS, pair[0]: pair[1], **rate_search._OF_A_TRIAL})] == []
+
+
+def test_what_every_trial_warns_of_is_told_once_with_a_count(monkeypatch, caplog):
+    def value(flat, view, workers):
+        logging.getLogger("sepal").warning("round 3: most clients diverged")
+        return 0.5
+
+    monkeypatch.setattr(rate_search, "_validation", value)
+    searched_rate({**KEYS, "lr": "search"})
+    assert caplog.messages == ["round 3: most clients diverged", "5 times: round 3: most clients diverged"]
 
 
 def test_the_best_model_of_a_run_with_a_searched_rate_is_kept(tmp_path):
