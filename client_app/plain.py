@@ -115,8 +115,8 @@ class _Client:
         for part in (examples.train, examples.test):
             if isinstance(part, Examples) and len(part) and part.y.max() >= classes:
                 raise DataError("data", f"labels below {classes}, the number of the model's outputs", part.y.max())
-        own = _Own(plain.own_facts(plain.shape_text(first.shape[1:]), classes), "", examples=examples)
-        assembly = plain.assemble_plain(self.method, model, keys, data=own)
+        client_data = _Own(plain.own_facts(plain.shape_text(first.shape[1:]), classes), "", examples=examples)
+        assembly = plain.assemble_plain(self.method, model, keys, data=client_data)
         shared = Shared.around(assembly, node.device)
         shared.digests[node.client] = ""  # nobody goes on with the run elsewhere
         return shared

@@ -128,7 +128,7 @@ class DealtData:
         spec = replace(self.spec, clients=clients)
         rows, ends = _table(spec)
         parts = [np.asarray(rows[start:end]) for start, end in pairwise(ends)]
-        everyone = [Parts(*parts[place : place + 3]) for place in range(0, len(parts), 3)]
+        everyone = [Parts(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
         return lines(spec, load(spec.dataset, spec.data_dir, spec.folder), everyone)
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
@@ -199,11 +199,11 @@ def federated_data(config: RunConfig) -> FederatedData:
             from sepal.data.sources.folder import info_of_schema
 
             return TablesElsewhere(info_of_schema(folder), config.seed)
-    known = info(config.dataset, data_dir, folder)
+    data_info = info(config.dataset, data_dir, folder)
     if partition.name == "auto":
-        partition = partition.model_copy(update={"name": known.partition})
+        partition = partition.model_copy(update={"name": data_info.partition})
     spec = DataSpec(config.dataset, data_dir, partition, config.split, seed=config.seed, folder=folder)
-    return DealtData(known, spec)
+    return DealtData(data_info, spec)
 
 
 Table = tuple[Index, Index]  # rows of all parts, concatenated; boundaries of the parts, (3 · clients + 1,)
@@ -264,32 +264,32 @@ def _entry(spec: DataSpec, state: str) -> Path:
 
 def _table(spec: DataSpec) -> Table:
     load(spec.dataset, spec.data_dir, spec.folder)  # first, because it may download the files whose version is read
-    made = _remembered(spec, version(spec.dataset, spec.data_dir))
-    if isinstance(made, DataError):
-        raise DataError(made.key, made.expected, made.got)
-    return made
+    table = _remembered(spec, version(spec.dataset, spec.data_dir))
+    if isinstance(table, DataError):
+        raise DataError(table.key, table.expected, table.got)
+    return table
 
 
 @functools.lru_cache(maxsize=8)
 def _remembered(spec: DataSpec, state: str) -> Table | DataError:
     """Return the parts from the cache, or compute and cache them; or why there are none, which takes as long."""
     entry = _entry(spec, state)
-    found = _from_cache(entry, spec)
-    if found is not None:
-        return found
+    table = _from_cache(entry, spec)
+    if table is not None:
+        return table
     with cache.exclusive(entry):
-        found = _from_cache(entry, spec)
-        if found is not None:
-            return found
+        table = _from_cache(entry, spec)
+        if table is not None:
+            return table
         try:
-            rows, ends = _made(spec)
+            rows, ends = _compute_table(spec)
         except DataError as error:  # every client of this process would draw the same in vain
             return error
         cache.write(entry, {"rows": rows, "ends": ends}, {"dataset": spec.dataset, "clients": spec.clients})
     return rows, ends
 
 
-def _made(spec: DataSpec) -> Table:
+def _compute_table(spec: DataSpec) -> Table:
     from sepal.data.splitting import split
 
     clients = split(spec, load(spec.dataset, spec.data_dir, spec.folder))
@@ -298,8 +298,8 @@ def _made(spec: DataSpec) -> Table:
 
 
 def _from_cache(entry: Path, spec: DataSpec) -> Table | None:
-    found = cache.read(entry)
-    if found is None or {"rows", "ends"} - set(found[0]):
+    cached = cache.read(entry)
+    if cached is None or {"rows", "ends"} - set(cached[0]):
         return None
-    rows, ends = found[0]["rows"], np.asarray(found[0]["ends"])
+    rows, ends = cached[0]["rows"], np.asarray(cached[0]["ends"])
     return (rows, ends) if ends.shape == (3 * spec.clients + 1,) and ends[-1] == len(rows) else None

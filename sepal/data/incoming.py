@@ -79,17 +79,17 @@ def checked_examples(
     Raises:
         DataError: Not arrays, wrong shapes or types, values that are not finite, or labels out of range.
     """
-    given = packed(f"{key} x", inputs, x) if inputs else as_array(f"{key} x", x)
+    array = packed(f"{key} x", inputs, x) if inputs else as_array(f"{key} x", x)
     labels = as_array(f"{key} y", y)
-    if given.ndim < 2:
-        raise DataError(f"{key} x", "shape (n, …) with at least two axes", given.shape)
+    if array.ndim < 2:
+        raise DataError(f"{key} x", "shape (n, …) with at least two axes", array.shape)
     if targets is not None:
-        return Examples(_inputs(f"{key} x", given), targets.checked(f"{key} y", labels, len(given)))
-    if labels.shape != (len(given),):
-        expected = f"shape ({len(given)},), a label for each input"
-        one_hot = labels.ndim == 2 and labels.shape[0] == len(given) and labels.shape[1] > 1
+        return Examples(_inputs(f"{key} x", array), targets.checked(f"{key} y", labels, len(array)))
+    if labels.shape != (len(array),):
+        expected = f"shape ({len(array)},), a label for each input"
+        one_hot = labels.ndim == 2 and labels.shape[0] == len(array) and labels.shape[1] > 1
         raise DataError(f"{key} y", f"{expected} (one-hot labels: y.argmax(1))" if one_hot else expected, labels.shape)
-    return Examples(_inputs(f"{key} x", given), _labels(f"{key} y", labels, classes))
+    return Examples(_inputs(f"{key} x", array), _labels(f"{key} y", labels, classes))
 
 
 def _inputs(key: str, inputs: NDArray[Any]) -> NDArray[Any]:

@@ -88,24 +88,24 @@ def inspect(config: RunConfig, clients_set: bool = False) -> Inspection:
         config: The shared keys.
         clients_set: Whether the key ``clients`` is set.
     """
-    found = Inspection()
+    inspection = Inspection()
     directory = data_directory(config.data_dir)
     rest: RunConfig | None = config
-    here = files(directory) if config.dataset == FOLDER and config.data_dir else None
-    if here and here[0].suffix == ".csv":
-        rest = _look_at_table(found, config, here[0], directory)
+    data_files = files(directory) if config.dataset == FOLDER and config.data_dir else None
+    if data_files and data_files[0].suffix == ".csv":
+        rest = _look_at_table(inspection, config, data_files[0], directory)
     if rest is not None:
-        _look_at_all(found, rest, clients_set)
+        _look_at_all(inspection, rest, clients_set)
     unset = tuple(f"{word}:" for word, attribute, value in MENDS if getattr(config.folder, attribute) != value)
-    found.lines = [line for line in found.lines if not line.startswith(unset)]  # with a key that is not set
-    return found
+    inspection.lines = [line for line in inspection.lines if not line.startswith(unset)]  # with a key that is not set
+    return inspection
 
 
 def _problem(error: SepalError, mended_by: str = "") -> str:
     return f"{error}{f' → {mended_by}' if mended_by and mended_by not in str(error) else ''}"
 
 
-def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: Path) -> RunConfig | None:
+def _look_at_table(inspection: Inspection, config: RunConfig, path: Path, directory: Path) -> RunConfig | None:
     """Look at a CSV file; return the keys with which the rest can be looked at, None if nothing can."""
     keys: FolderSettings = FolderReading.model_validate({**config.folder.model_dump(), "task": config.task})
     faults = Faults(collects=True)
@@ -113,10 +113,10 @@ def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: 
         keys = reading(keys, directory)
         table = read_table(path, roles_of(keys), labelled=True, fill=keys.missing == "mean", faults=faults)
     except SepalError as error:
-        found.problems.append(_problem(error))
+        inspection.problems.append(_problem(error))
         return None
     cells = faults.cells
-    found.problems += [_problem(error, key) for error, key in faults.errors]
+    inspection.problems += [_problem(error, key) for error, key in faults.errors]
     proposed, readable = [], {column.name for column in table.columns}
     for name in cells:
         if name in table.label or name == table.person:
@@ -127,26 +127,26 @@ def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: 
         if column.kind == "number" and name not in readable:  # a cell is none
             column = as_category(name, cells[name]) or column
         proposed.append(Column(name=name, kind="left-out") if column.kind == "text" else column)
-    found.columns = list(_column_looks(table, faults))
+    inspection.columns = list(_column_looks(table, faults))
     classes = table.names if task_of(keys) == CLASSIFICATION else ()
     columns = tuple(proposed) if not schema_of(keys).column else schema_of(keys).column
-    found.schema = Schema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
+    inspection.schema = Schema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
     if not table.person:
         likely = [name for name in cells if name.lower().removesuffix("_id").removesuffix("id") in OWNERS]
         likely = [name for name in likely if name not in table.label and _repeats(cells[name], config)]
-        found.hints += [f"folder.person = {name} would make a client of each of its values" for name in likely[:1]]
-    found.hints += [
+        inspection.hints += [f"folder.person = {name} would make a client of each of its values" for name in likely[:1]]
+    inspection.hints += [
         _codes_hint(column, cells[column.name])
         for column in table.columns
         if column.kind == "number" and has_leading_zeros(cells[column.name])
     ]
     rows = len(next(iter(cells.values())))
     alone = [c.name for c in table.columns if c.kind == "category" and len(c.values) == rows]
-    found.hints += [f"{name} is different in each row: folder.leave-out = {name}?" for name in alone]
+    inspection.hints += [f"{name} is different in each row: folder.leave-out = {name}?" for name in alone]
     if table.y is not None and task_of(keys) == CLASSIFICATION and not table.names and table.y.max() >= MANY:
         values = len(np.unique(table.y))
-        found.hints.append(f"the labels are {values} whole numbers up to {table.y.max()}: task = regression?")
-    mended = {"missing": "mean"} if any("folder.missing" in problem for problem in found.problems) else {}
+        inspection.hints.append(f"the labels are {values} whole numbers up to {table.y.max()}: task = regression?")
+    mended = {"missing": "mean"} if any("folder.missing" in problem for problem in inspection.problems) else {}
     others = [error for error, _ in faults.errors if "folder.missing" not in error.expected]
     return None if others else config.model_copy(update={"folder": config.folder.model_copy(update=mended)})
 
@@ -184,14 +184,14 @@ def _column_looks(table: Table, faults: Faults) -> Iterator[ColumnLook]:
 
 
 def _column_look(column: Column, x: NDArray[np.float64]) -> ColumnLook:
-    name, there = column.name, x[~np.isnan(x[:, 0])]
-    missing = len(x) - len(there)
+    name, present = column.name, x[~np.isnan(x[:, 0])]
+    missing = len(x) - len(present)
     if column.kind == "category":
-        counts = sorted(zip(there.sum(axis=0).astype(int).tolist(), column.values, strict=True), reverse=True)
+        counts = sorted(zip(present.sum(axis=0).astype(int).tolist(), column.values, strict=True), reverse=True)
         return ColumnLook(name, "category", missing, ", ".join(f"{value} {count}" for count, value in counts))
-    if not len(there):
+    if not len(present):
         return ColumnLook(name, column.kind, missing, "nothing")
-    low, high = float(there.min()), float(there.max())
+    low, high = float(present.min()), float(present.max())
     words = [_time(t) for t in (low, high)] if column.kind == "time" else []
     words = words or [f"{low:g}", f"{high:g}"]
     unit = f" {column.unit}" if column.unit else ""
@@ -204,15 +204,15 @@ def _time(seconds: float) -> str:
     return str(moment).replace("T", " ")
 
 
-def _look_at_all(found: Inspection, config: RunConfig, clients_set: bool) -> None:
+def _look_at_all(inspection: Inspection, config: RunConfig, clients_set: bool) -> None:
     """Look at what a run would make of the data; each fault that a key mends is noted, and mended to go on."""
     for _ in range(len(MENDS) + 1):
         try:
             data = federated_data(config)
             break
         except SepalError as error:
-            if not any(str(error) == problem.partition(" → ")[0] for problem in found.problems):
-                found.problems.append(_problem(error))
+            if not any(str(error) == problem.partition(" → ")[0] for problem in inspection.problems):
+                inspection.problems.append(_problem(error))
             mend = [(attribute, value) for word, attribute, value in MENDS if word in str(error)]
             if not mend or all(getattr(config.folder, attribute) == value for attribute, value in mend):
                 return
@@ -220,25 +220,25 @@ def _look_at_all(found: Inspection, config: RunConfig, clients_set: bool) -> Non
     else:
         return
     info = data.info
-    found.schema = found.schema or Schema(classes=info.class_names)
+    inspection.schema = inspection.schema or Schema(classes=info.class_names)
     try:
         owners = with_owners(config, data, clients_set)
         config = owners.config
-        found.lines += [_shape(data), *owners.notes, *info.notes]
+        inspection.lines += [_shape(data), *owners.notes, *info.notes]
         if isinstance(data, DealtData):
-            found.lines += data.left_out(config.clients)
+            inspection.lines += data.left_out(config.clients)
         names = owners.names or tuple(client_name(number) for number in range(config.clients))
         for number in range(min(config.clients, MOST_CLIENTS)):
-            found.labels[names[number]] = _labels(data, number, config.clients, names[number])
+            inspection.labels[names[number]] = _labels(data, number, config.clients, names[number])
         if config.clients > MOST_CLIENTS:
-            found.lines.append(f"labels are counted for the first {MOST_CLIENTS} of {config.clients} clients")
+            inspection.lines.append(f"labels are counted for the first {MOST_CLIENTS} of {config.clients} clients")
     except SepalError as error:
-        found.problems.append(_problem(error))
+        inspection.problems.append(_problem(error))
         return
     if info.labelled:
-        total = np.sum(list(found.labels.values()), axis=0)
+        total = np.sum(list(inspection.labels.values()), axis=0)
         names = info.class_names or tuple(map(str, range(info.classes)))
-        found.classes = {name: int(count) for name, count in zip(names, total, strict=True)}
+        inspection.classes = {name: int(count) for name, count in zip(names, total, strict=True)}
 
 
 def _labels(data: FederatedData, number: int, clients: int, name: str) -> NDArray[Any]:
@@ -253,13 +253,13 @@ def _labels(data: FederatedData, number: int, clients: int, name: str) -> NDArra
 def _shape(data: FederatedData) -> str:
     info = data.info
     shape = "x".join(map(str, info.input_shape))
-    what = f"{len(info.columns)} inputs of a table" if info.columns else f"{info.kind} {shape}"
+    inputs = f"{len(info.columns)} inputs of a table" if info.columns else f"{info.kind} {shape}"
     model = info.defaults.get("model", "")
     outputs = f"{info.classes} classes" if info.labelled else f"{info.classes} targets"
-    return f"{what}, {outputs}{f', model {model}' if model else ''}, dealt by {info.partition}"
+    return f"{inputs}, {outputs}{f', model {model}' if model else ''}, dealt by {info.partition}"
 
 
-def as_flat(what: str) -> Mapping[str, str]:
+def as_flat(path_or_name: str) -> Mapping[str, str]:
     """Return the keys of what ``sepal data inspect`` is given: a path, a data set's name, or one of the hub.
 
     Raises:
@@ -268,12 +268,14 @@ def as_flat(what: str) -> Mapping[str, str]:
     from sepal.data.sources import HUB, source_names
     from sepal.data.sources.hub import files as of_hub
 
-    path = Path(os.path.expanduser(what))
+    path = Path(os.path.expanduser(path_or_name))
     if os.path.exists(path):  # pathlib raises errors for odd names
         hub = path.is_dir() and files(path.absolute()) is None and of_hub(path) is not None
         return {"dataset": HUB if hub else FOLDER, "data-dir": str(path.absolute())}
-    if what in source_names():
-        return {"dataset": what}
-    if what.count("/") == 1 and not what.startswith((".", "/", "~")):
-        return {"dataset": HUB, "hf.name": what}
-    raise DataError("data", f"a file or directory, OWNER/NAME of the hub, or one of {', '.join(source_names())}", what)
+    if path_or_name in source_names():
+        return {"dataset": path_or_name}
+    if path_or_name.count("/") == 1 and not path_or_name.startswith((".", "/", "~")):
+        return {"dataset": HUB, "hf.name": path_or_name}
+    raise DataError(
+        "data", f"a file or directory, OWNER/NAME of the hub, or one of {', '.join(source_names())}", path_or_name
+    )

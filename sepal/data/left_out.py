@@ -21,32 +21,32 @@ def lines(spec: DataSpec, source: Source, clients: Sequence[Parts]) -> tuple[str
         source: The data.
         clients: Every client's rows.
     """
-    held = np.unique(np.concatenate([rows for client in clients for rows in client]))
-    rest = np.setdiff1d(np.arange(len(source.y)), held)
-    found = []
+    dealt_rows = np.unique(np.concatenate([rows for client in clients for rows in client]))
+    rest = np.setdiff1d(np.arange(len(source.y)), dealt_rows)
+    notes = []
     if len(rest):
         reasons = _reasons(spec, source, rest)
-        found.append(f"partition: {len(rest):,} of {len(source.y):,} examples are with no client: {'; '.join(reasons)}")
+        notes.append(f"partition: {len(rest):,} of {len(source.y):,} examples are with no client: {'; '.join(reasons)}")
     lacking = {
-        part: sum(not len(client[place]) for client in clients)
-        for place, part in enumerate(PARTS)
+        part: sum(not len(client[index]) for client in clients)
+        for index, part in enumerate(PARTS)
         if part != "validation" or spec.split.validation
     }
     words = [f"{count} without {part} examples" for part, count in lacking.items() if count]
     if words:
-        found.append(f"clients: of {len(clients)}, {', '.join(words)}: no figure counts them there")
-    return tuple(found)
+        notes.append(f"clients: of {len(clients)}, {', '.join(words)}: no figure counts them there")
+    return tuple(notes)
 
 
 def _reasons(spec: DataSpec, source: Source, rest: Index) -> list[str]:
     """Return why the examples in the rows ``rest`` are with no client, with counts."""
     reasons, others = [], len(rest)
     if spec.partition.name == "natural" and source.natural is not None:
-        held = np.setdiff1d(np.arange(len(source.y)), rest)
+        dealt_rows = np.setdiff1d(np.arange(len(source.y)), rest)
         dealt = source.natural[: source.train_count if has_own_test(spec, source) else len(source.y)]
         counts = dict(zip(*np.unique(dealt, return_counts=True), strict=True))
         owners, examples = np.unique(source.natural[rest], return_counts=True)
-        idle = ~np.isin(owners, source.natural[held])
+        idle = ~np.isin(owners, source.natural[dealt_rows])
         few = idle & np.array([counts.get(owner, 0) < spec.partition.min_examples for owner in owners], bool)
         for chosen, why in (
             (few, f"with fewer than {spec.partition.min_examples} (partition.min-examples)"),

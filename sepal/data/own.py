@@ -117,7 +117,7 @@ def own_data(
     """
     try:
         function = load("own data", target, DataError)
-        given = function(client) if inspect.signature(function).parameters else function()
+        result = function(client) if inspect.signature(function).parameters else function()
     except DataError:
         raise
     except SystemExit as stop:
@@ -126,12 +126,12 @@ def own_data(
         raise DataError(target, f"to return {_WHAT}", f"SystemExit: {stop.code}") from stop
     except Exception as error:
         raise DataError(target, f"to return {_WHAT}", described(error)) from error
-    return checked_data(target, given, classes, validation, seed, targets, inputs)
+    return checked_data(target, result, classes, validation, seed, targets, inputs)
 
 
 def checked_data(
     target: str,
-    given: Any,
+    result: Any,
     classes: int = 0,
     validation: float = 0.1,
     seed: int = 0,
@@ -142,7 +142,7 @@ def checked_data(
 
     Args:
         target: Names the function in errors.
-        given: (x_train, y_train, x_test, y_test), a ClientData, or torch Datasets (train, test) or (train, validation,
+        result: (x_train, y_train, x_test, y_test), a ClientData, or torch Datasets (train, test) or (train, validation,
             test), which are read when examples are needed.
         classes: Number of classes; labels must be smaller. 0 accepts any label.
         validation: Fraction of the training part that becomes the validation part, if there is none.
@@ -154,14 +154,14 @@ def checked_data(
         DataError: It is something else, or invalid.
     """
     check = partial(checked_examples, classes=classes, targets=targets, inputs=inputs)
-    if isinstance(given, tuple | list) and len(given) in (2, 3) and all(map(is_dataset, given)):
-        return _streams(target, given, check, validation, seed)
-    if isinstance(given, ClientData):
-        parts = {name: (getattr(given, name).x, getattr(given, name).y) for name in ("train", "validation", "test")}
-    elif isinstance(given, tuple | list) and len(given) == 4:
-        parts = {"train": (given[0], given[1]), "test": (given[2], given[3])}
+    if isinstance(result, tuple | list) and len(result) in (2, 3) and all(map(is_dataset, result)):
+        return _streams(target, result, check, validation, seed)
+    if isinstance(result, ClientData):
+        parts = {name: (getattr(result, name).x, getattr(result, name).y) for name in ("train", "validation", "test")}
+    elif isinstance(result, tuple | list) and len(result) == 4:
+        parts = {"train": (result[0], result[1]), "test": (result[2], result[3])}
     else:
-        raise DataError(target, f"to return {_WHAT}", type(given).__name__)
+        raise DataError(target, f"to return {_WHAT}", type(result).__name__)
     checked = {name: check(f"{target} {name}", x, y) for name, (x, y) in parts.items()}
     _check_alike(target, checked)
     if "validation" not in checked:
@@ -180,24 +180,24 @@ def _check_alike(target: str, parts: dict[str, Examples]) -> None:
 
 
 def _streams(
-    target: str, given: Sequence[Any], check: Callable[[str, Any, Any], Examples], fraction: float, seed: int
+    target: str, datasets: Sequence[Any], check: Callable[[str, Any, Any], Examples], fraction: float, seed: int
 ) -> ClientData:
     """Return Datasets (train, test) or (train, validation, test) as a client's data."""
-    names = ("train", "test") if len(given) == 2 else ("train", "validation", "test")
-    parts = {name: stream(f"{target} {name}", each, check) for name, each in zip(names, given, strict=True)}
+    names = ("train", "test") if len(datasets) == 2 else ("train", "validation", "test")
+    parts = {name: stream(f"{target} {name}", dataset, check) for name, dataset in zip(names, datasets, strict=True)}
     if not len(parts["train"]) and not len(parts["test"]):
         raise DataError(f"{target} train, test", "at least one example", "none")
     if "validation" not in parts:
-        rest, held = _places(len(parts["train"]), fraction, seed)
-        parts |= {"train": parts["train"].subset(rest), "validation": parts["train"].subset(held)}
-    found: Any = parts
-    return ClientData(found["train"], found["validation"], found["test"])
+        rest, held_out = _places(len(parts["train"]), fraction, seed)
+        parts |= {"train": parts["train"].subset(rest), "validation": parts["train"].subset(held_out)}
+    streams: Any = parts
+    return ClientData(streams["train"], streams["validation"], streams["test"])
 
 
 def _validation(train: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
     """Split off the validation part."""
-    rest, held = _places(len(train), fraction, seed)
-    return Examples(train.x[rest], train.y[rest]), Examples(train.x[held], train.y[held])
+    rest, held_out = _places(len(train), fraction, seed)
+    return Examples(train.x[rest], train.y[rest]), Examples(train.x[held_out], train.y[held_out])
 
 
 def _places(examples: int, fraction: float, seed: int) -> tuple[Index, Index]:

@@ -112,11 +112,11 @@ def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: One of them cannot name a directory, or two differ in capital letters alone.
     """
-    seen: dict[str, str] = {}
+    names_by_casefold: dict[str, str] = {}
     for name in names:
         if not NAME.match(name):
             raise ConfigError("client-names", RULE, repr(name))
-        if name.casefold() in seen:
-            raise ConfigError("client-names", RULE, f"{seen[name.casefold()]} and {name}")
-        seen[name.casefold()] = name
+        if name.casefold() in names_by_casefold:
+            raise ConfigError("client-names", RULE, f"{names_by_casefold[name.casefold()]} and {name}")
+        names_by_casefold[name.casefold()] = name
     return tuple(names)

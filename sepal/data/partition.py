@@ -72,8 +72,10 @@ def people(rule: Rule, natural: NDArray[Any] | None) -> NDArray[Any]:
         raise DataError("partition.name", "a rule other than natural, for a data set that names no people", "natural")
     enough = able(rule, natural)[0]
     if len(enough) < rule.clients:
-        held = f"{len(enough)} people with at least {rule.settings.min_examples} examples"
-        raise DataError("clients", f"{len(enough)} or less: there are {held} (partition.name = natural)", rule.clients)
+        available = f"{len(enough)} people with at least {rule.settings.min_examples} examples"
+        raise DataError(
+            "clients", f"{len(enough)} or less: there are {available} (partition.name = natural)", rule.clients
+        )
     return np.sort(derive(rule.seed, "partition-people").permutation(enough)[: rule.clients])
 
 

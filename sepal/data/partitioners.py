@@ -113,12 +113,12 @@ class TwoClassPartitioner(_IndexPartitioner):
 
     def _classes(self, clients: int, classes: int) -> NDArray[np.int64]:
         """Deal two different classes to each client (one, where there is only one), all about equally often."""
-        each = min(2, classes)
+        per_client = min(2, classes)
         used = np.zeros(classes, dtype=np.int64)
-        dealt = np.empty((clients, each), dtype=np.int64)
+        dealt = np.empty((clients, per_client), dtype=np.int64)
         for client in range(clients):
             # The least used first, ties in random order.
-            dealt[client] = np.lexsort((self._rng.random(classes), used))[:each]
+            dealt[client] = np.lexsort((self._rng.random(classes), used))[:per_client]
             used[dealt[client]] += 1
         return dealt
 

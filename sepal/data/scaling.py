@@ -35,10 +35,10 @@ class Scale:
         With ``single``, rows and statistics are float32.
         """
         wide = np.asarray(np.asarray(train, np.float32) if single else train, np.float64)
-        there = ~np.isnan(wide)
-        count = np.maximum(there.sum(axis=0), 1)
-        mean = np.where(there, wide, 0).sum(axis=0) / count
-        spread = np.sqrt((np.where(there, wide - mean, 0) ** 2).sum(axis=0) / count)
+        present = ~np.isnan(wide)
+        count = np.maximum(present.sum(axis=0), 1)
+        mean = np.where(present, wide, 0).sum(axis=0) / count
+        spread = np.sqrt((np.where(present, wide - mean, 0) ** 2).sum(axis=0) / count)
         # A constant column may have a spread of rounding errors; 1 / a tiny spread may exceed float32.
         low, high = np.fmin.reduce(wide), np.fmax.reduce(wide)
         usable = (low < high) & (spread > np.finfo(np.float32).tiny)

@@ -142,12 +142,12 @@ def read_schema(path: Path) -> Schema:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise DataError(str(path), f"at most {MOST_BYTES:,} bytes", "more")
-        found = parse_toml(content.decode("utf-8-sig"), MOST_BYTES)
-        return Schema.model_validate_json(json.dumps(found, default=str))
+        document = parse_toml(content.decode("utf-8-sig"), MOST_BYTES)
+        return Schema.model_validate_json(json.dumps(document, default=str))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        raise DataError(f"{path}{': ' if place else ''}{place}", expected, one_line(fault["msg"], 200)) from None
+        key = ".".join(str(part) for part in fault["loc"])
+        raise DataError(f"{path}{': ' if key else ''}{key}", expected, one_line(fault["msg"], 200)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(str(path), expected, one_line(str(error), 200)) from None
 
@@ -178,13 +178,13 @@ def reading(keys: FolderSettings, directory: Path) -> FolderReading:
     if not keys.schema_ and not os.path.isfile(path):  # pathlib raises errors for odd names
         return plain
     schema = read_schema(path)
-    for key, value, other in (
+    for key, value, schema_value in (
         ("folder.label", keys.label, schema.label),
         ("folder.person", keys.person, schema.client),
         ("folder.classes", ",".join(keys.names), ",".join(schema.classes)),
     ):
-        if value and other and value != other:
-            raise ConfigError(key, f"{other}, as {path} says ({MENDED})", value)
+        if value and schema_value and value != schema_value:
+            raise ConfigError(key, f"{schema_value}, as {path} says ({MENDED})", value)
     chosen = {"label": keys.label or schema.label, "person": keys.person or schema.client}
     inputs = {column.name for column in schema.read}
     for key, value, word, names in (

@@ -55,8 +55,8 @@ def split(spec: DataSpec, source: Source) -> list[Parts]:
     if not any(map(len, tests)):
         raise DataError("partition", "test examples for a client, of two or more examples of its own", "none for any")
     if len(validation_rows):
-        held = _in_proportion(spec, source, rows, validation_rows, whole, "validation-rows")
-        return [Parts(*parts) for parts in zip(dealt, held, tests, strict=True)]
+        validation_parts = _in_proportion(spec, source, rows, validation_rows, whole, "validation-rows")
+        return [Parts(*parts) for parts in zip(dealt, validation_parts, tests, strict=True)]
     return [
         Parts(*_validation(spec, source.labels, train, client), test)
         for client, (train, test) in enumerate(zip(dealt, tests, strict=True))
@@ -104,16 +104,16 @@ def _drawn(spec: DataSpec, source: Source, own_test: bool) -> tuple[Index, Index
         rows, tests = np.concatenate([rows, tests]), tests[:0]
     if not spec.split.validation:
         validation = validation[:0]
-    wanted = spec.partition.subsample
-    if wanted == 0:
+    size = spec.partition.subsample
+    if size == 0:
         return rows, validation, tests
-    if wanted > len(rows):
-        raise DataError("partition.subsample", f"at most {len(rows)} for {spec.dataset}", wanted)
+    if size > len(rows):
+        raise DataError("partition.subsample", f"at most {len(rows)} for {spec.dataset}", size)
     draw = derive(spec.data_seed, "subsample")
-    kept = rows[draw_by_class(source.labels[rows], wanted, draw)]
-    kept_tests = max(1, round(len(tests) * wanted / len(rows))) if own_test else 0
+    kept = rows[draw_by_class(source.labels[rows], size, draw)]
+    kept_tests = max(1, round(len(tests) * size / len(rows))) if own_test else 0
     tests = tests[draw_by_class(source.labels[tests], kept_tests, draw)]
-    kept_validation = round(len(validation) * wanted / len(rows))
+    kept_validation = round(len(validation) * size / len(rows))
     return kept, validation[draw_by_class(source.labels[validation], kept_validation, draw)], tests
 
 
@@ -145,14 +145,14 @@ def _in_proportion(
     holds are left out.
     """
     classes = source.info.classes
-    held = np.stack([np.bincount(source.labels[part], minlength=classes) for part in dealt])
+    label_counts = np.stack([np.bincount(source.labels[part], minlength=classes) for part in dealt])
     total = np.maximum(np.bincount(source.labels[rows], minlength=classes), 1)
     per_class = [
         derive(spec.data_seed, purpose, c).permutation(held_out[source.labels[held_out] == c]) for c in range(classes)
     ]
-    counts = np.stack([round_quotas(held[:, c] / total[c] * len(per_class[c])) for c in range(classes)], axis=1)
+    counts = np.stack([round_quotas(label_counts[:, c] / total[c] * len(per_class[c])) for c in range(classes)], axis=1)
     for client in np.flatnonzero(counts.sum(axis=1) == 0):
-        _give_one(counts, held, int(client), np.array([len(pool) for pool in per_class]))
+        _give_one(counts, label_counts, int(client), np.array([len(pool) for pool in per_class]))
     ends = np.cumsum(counts, axis=0)
     return [
         np.sort(np.concatenate([per_class[c][ends[i, c] - counts[i, c] : ends[i, c]] for c in range(classes)]))
@@ -160,10 +160,10 @@ def _in_proportion(
     ]
 
 
-def _give_one(counts: Index, held: Index, client: int, available: Index) -> None:
+def _give_one(counts: Index, label_counts: Index, client: int, available: Index) -> None:
     """Give a client without test rows one row of its most frequent class that has one to spare, in place."""
-    for c in np.argsort(-held[client], kind="stable"):
-        if held[client, c] == 0:
+    for c in np.argsort(-label_counts[client], kind="stable"):
+        if label_counts[client, c] == 0:
             return
         richest = int(np.argmax(counts[:, c]))
         if counts[:, c].sum() < available[c]:
@@ -214,6 +214,6 @@ def last_of_each_label(part: Index, labels: Labels, fraction: float) -> tuple[In
     rows = np.sort(part)
     groups = [rows[labels[rows] == label] for label in np.unique(labels[rows])]
     ends = [group[len(group) - round(fraction * len(group)) :] for group in groups]
-    held = np.sort(np.concatenate(ends)) if any(map(len, ends)) else rows[-1:]
-    rest = rows[~np.isin(rows, np.concatenate([held - 1, held, held + 1]))]
-    return (rest, held) if len(rest) else (rows, rows[:0])
+    held_out = np.sort(np.concatenate(ends)) if any(map(len, ends)) else rows[-1:]
+    rest = rows[~np.isin(rows, np.concatenate([held_out - 1, held_out, held_out + 1]))]
+    return (rest, held_out) if len(rest) else (rows, rows[:0])

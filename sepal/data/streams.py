@@ -78,8 +78,8 @@ class Stream:
         """Return no examples, of the shape of the Dataset's first one if there is one."""
         if not len(self.dataset):
             return Examples(np.empty((0, 1), np.float32), np.empty(0, np.int64))
-        one = next(replace(self, rows=np.arange(1)).read([np.arange(1)]))
-        return Examples(one.x[:0], one.y[:0])
+        single = next(replace(self, rows=np.arange(1)).read([np.arange(1)]))
+        return Examples(single.x[:0], single.y[:0])
 
     def _together(self, items: Sequence[Any]) -> Examples:
         pairs = [_pair(self.key, item) for item in items]
@@ -117,8 +117,8 @@ class Spooled:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, place: int) -> Any:
-        self._file.seek(self._places[place])
+    def __getitem__(self, index: int) -> Any:
+        self._file.seek(self._places[index])
         names = self._form if isinstance(self._form, tuple) else range(self._form or 1)
         parts = [np.load(self._file, allow_pickle=False) for _ in names]
         x = dict(zip(names, parts, strict=True)) if isinstance(self._form, tuple) else tuple(parts)
@@ -158,13 +158,13 @@ def _pair(key: str, example: Any) -> tuple[Any, Any]:
     return example[0], example[1]
 
 
-def _stacked(key: str, given: Sequence[Any]) -> Any:
-    first = given[0]
+def _stacked(key: str, examples: Sequence[Any]) -> Any:
+    first = examples[0]
     if isinstance(first, Mapping):
-        return {name: np.stack([as_array(f"{key} x {name}", each[name]) for each in given]) for name in first}
+        return {name: np.stack([as_array(f"{key} x {name}", example[name]) for example in examples]) for name in first}
     if isinstance(first, tuple | list):
-        return tuple(np.stack([as_array(f"{key} x", part) for part in parts]) for parts in zip(*given, strict=True))
+        return tuple(np.stack([as_array(f"{key} x", part) for part in parts]) for parts in zip(*examples, strict=True))
     try:
-        return np.stack([as_array(f"{key} x", each) for each in given])
+        return np.stack([as_array(f"{key} x", example) for example in examples])
     except ValueError as error:
         raise DataError(f"{key} x", "examples of one shape", str(error)) from None

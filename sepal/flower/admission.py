@@ -37,16 +37,16 @@ class KnownCallers(grpc.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(self, node_of: Callable[[bytes], int | None]) -> None:
-        self._node_of, self._known = node_of, set[bytes]()
+        self._node_of, self._registered = node_of, set[bytes]()
         self._places = threading.BoundedSemaphore(MOST_STRANGERS)
 
     def intercept_service(
         self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
         """Return the handler of a call, which for a stranger reads the message late or not at all."""
-        found = continuation(details)
-        if found is None or found.unary_unary is None or self._is_known(details):
-            return found
+        handler = continuation(details)
+        if handler is None or handler.unary_unary is None or self._is_known(details):
+            return handler
         reads = details.method in INTRODUCTIONS
 
         def answer(messages: Iterator[Any], context: grpc.ServicerContext) -> Any:
@@ -58,17 +58,17 @@ class KnownCallers(grpc.ServerInterceptor):  # type: ignore[misc]
                 self._places.release()
                 context.abort(grpc.StatusCode.CANCELLED, "ended")
             with rpc_error_translator(context, details.method):  # Flower's own wraps unary handlers alone
-                return found.unary_unary(next(messages), context)
+                return handler.unary_unary(next(messages), context)
 
-        return grpc.stream_unary_rpc_method_handler(answer, found.request_deserializer, found.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
 
     def _is_known(self, details: grpc.HandlerCallDetails) -> bool:
         key = next((value for name, value in details.invocation_metadata if name == names.PUBLIC_KEY_HEADER), b"")
         if not isinstance(key, bytes) or not key:
             return False
-        if key not in self._known and self._node_of(key) is not None and len(self._known) < MOST_KNOWN:
-            self._known.add(key)
-        return key in self._known
+        if key not in self._registered and self._node_of(key) is not None and len(self._registered) < MOST_KNOWN:
+            self._registered.add(key)
+        return key in self._registered
 
 
 def limit(module: ModuleType) -> None:
@@ -81,10 +81,10 @@ def limit(module: ModuleType) -> None:
     start = module._run_fleet_api_grpc_rere
 
     def start_limited(*, state_factory: Any, enable_supernode_auth: bool, **further: Any) -> Any:
-        ours: list[Any] = []
+        interceptors: list[Any] = []
         if enable_supernode_auth:
-            ours = [KnownCallers(lambda key: state_factory.state().get_node_id_by_public_key(key))]
-        further["interceptors"] = [*ours, *(further.get("interceptors") or [])]
+            interceptors = [KnownCallers(lambda key: state_factory.state().get_node_id_by_public_key(key))]
+        further["interceptors"] = [*interceptors, *(further.get("interceptors") or [])]
         return start(state_factory=state_factory, enable_supernode_auth=enable_supernode_auth, **further)
 
     start_limited.flowers = start  # type: ignore[attr-defined]

@@ -57,10 +57,10 @@ def push(reply: Message, run: int, send: Any, push_object: Any) -> int:
     """Send a reply with a connection's functions; return the bytes that the SuperLink asked for."""
     set_message_id(reply, reply.object_id)
     contents = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
-    wanted, session = send(reply, get_object_tree(reply), 0.0)
-    for name in wanted:
+    requested, session = send(reply, get_object_tree(reply), 0.0)
+    for name in requested:
         push_object(run, session, name, contents[name])
-    return sum(len(contents[name]) for name in wanted)
+    return sum(len(contents[name]) for name in requested)
 
 
 def watch_no_channels() -> None:

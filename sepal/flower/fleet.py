@@ -82,9 +82,9 @@ def _grpc(
             stub.ActivateNode(request, timeout=timeout, metadata=tuple(values.items()))
         except grpc.RpcError as error:
             details = error.details() or ""
-            known = _flower_error(details)
-            if known is not None:
-                return known
+            flower_error = _flower_error(details)
+            if flower_error is not None:
+                return flower_error
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 return details
             if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -146,9 +146,9 @@ def _http(
             return BUSY
         except httpx.TransportError as error:
             return f"no HTTP: another port, or a SuperLink of Flower 1.39 ({one_line(str(error), 120)})"
-        known = _flower_error(body.decode(errors="replace"))
-        if known is not None and known in FLEET_CODES:
-            return known
+        flower_error = _flower_error(body.decode(errors="replace"))
+        if flower_error is not None and flower_error in FLEET_CODES:
+            return flower_error
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             return BAD_CLOCK  # key and signature are ours, so it is the timestamp
         if answer.status_code in (429, 502, 503, 504):

@@ -37,11 +37,11 @@ def key_digest(public_key: bytes) -> str:
 
 def registered(connection: str) -> dict[str, str]:
     """Return the ids of the registered nodes by digest. Nodes without a valid key, of plain-text use, are left out."""
-    found = {}
+    ids_by_digest = {}
     for node in _listed(init_http_client_from_connection(read_superlink_connection(connection))):
         with contextlib.suppress(ValueError, UnsupportedAlgorithm):
-            found[key_digest(node.public_key)] = str(node.node_id)
-    return found
+            ids_by_digest[key_digest(node.public_key)] = str(node.node_id)
+    return ids_by_digest
 
 
 def names(grid: Grid) -> dict[int, str]:

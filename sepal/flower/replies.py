@@ -88,14 +88,14 @@ def at_hand(grid: Grid, names: Sequence[str]) -> list[tuple[str, Pull]] | None:
         return None
     client: Any = grid._runtime_client
     response = module.PullAppMessagesResponse
-    found = client.PullMessages(module.PullAppMessagesRequest(message_ids=names))
+    answer = client.PullMessages(module.PullAppMessagesRequest(message_ids=names))
 
     def pull(message: Any, tree: Any) -> list[Message]:
-        one = copy.copy(grid)
-        one._client = _Answered(client, response(messages_list=[message], message_object_trees=[tree]))
-        return list(one.pull_messages([message.metadata.reply_to_message_id]))
+        grid_copy = copy.copy(grid)
+        grid_copy._client = _Answered(client, response(messages_list=[message], message_object_trees=[tree]))
+        return list(grid_copy.pull_messages([message.metadata.reply_to_message_id]))
 
-    pairs = zip(found.messages_list, found.message_object_trees, strict=True)
+    pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
     return [(message.metadata.reply_to_message_id, partial(pull, message, tree)) for message, tree in pairs]
 
 
@@ -157,8 +157,8 @@ def arrays_bytes(contents: Mapping[str, bytes]) -> int:
         body = content[content.index(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :]
         if len(body) > MOST_BODY:
             raise ValueError(f"expected an array of at most {MOST_BODY} bytes without its chunks, got {len(body)}")
-        places = json.loads(body)["arraychunk_ids"]
-        if not all(isinstance(place, int) and 0 <= place < len(children) for place in places):
+        indices = json.loads(body)["arraychunk_ids"]
+        if not all(isinstance(index, int) and 0 <= index < len(children) for index in indices):
             raise ValueError("expected chunks of the array, got others")
-        total += sum(len(contents[children[place]]) for place in places)
+        total += sum(len(contents[children[index]]) for index in indices)
     return total

@@ -42,7 +42,7 @@ def records_bytes(records: Mapping[str, Part]) -> int:
     different: list[tuple[int, Part]] = []
     for record in records.values():
         size = _record_bytes(record)
-        if not any(size == other and _alike(record, twin) for other, twin in different):
+        if not any(size == twin_size and _alike(record, twin) for twin_size, twin in different):
             different.append((size, record))
     names = [len(json.dumps(name)) + len(': ""') + _ID for name in records]
     body = len("{}") + sum(names) + len(", ") * max(0, len(names) - 1)
@@ -54,19 +54,19 @@ def _object_bytes(kind: str, ids: int, body: int) -> int:
     return len(kind) + 1 + ids + 1 + len(str(body)) + 1 + body
 
 
-def _alike(record: Part, other: Part) -> bool:
+def _alike(first: Part, second: Part) -> bool:
     """Return whether Flower writes the same bytes for both; the first difference ends the comparison."""
-    same = record[0] is other[0] and list(record[1]) == list(other[1])
-    return same and all(map(_equal, record[1].values(), other[1].values()))
+    same = first[0] is second[0] and list(first[1]) == list(second[1])
+    return same and all(map(_equal, first[1].values(), second[1].values()))
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     """Return whether two values are written alike: 1, True and 1.0 are not, nor 0.0 and -0.0."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(struct.pack("d", one) == struct.pack("d", other) if isinstance(one, float) else one == other)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    return bool(struct.pack("d", first) == struct.pack("d", second) if isinstance(first, float) else first == second)
 
 
 def _record_bytes(record: Part) -> int:

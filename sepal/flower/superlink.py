@@ -143,26 +143,26 @@ def run_closed(uvicorn: Any, door: str = "") -> Callable[..., None]:
     return run
 
 
-async def _serve(own: Any, *doors: Any) -> None:
-    running = [asyncio.ensure_future(own.serve())]
-    while not own.started and not running[0].done():
+async def _serve(application: Any, *doors: Any) -> None:
+    running = [asyncio.ensure_future(application.serve())]
+    while not application.started and not running[0].done():
         await asyncio.sleep(0.05)  # no call before the application has started
-    if own.started:
+    if application.started:
         running += [asyncio.ensure_future(door.serve()) for door in doors]
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for server in (own, *doors):
+    for server in (application, *doors):
         server.should_exit = True
     await asyncio.gather(*running)
 
 
 def options(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return HOST:PORT of the listener of our own, empty for none, and the options of ``flower-superlink``."""
-    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ours.add_argument("--door", default="")
-    chosen, theirs = ours.parse_known_args(arguments)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--door", default="")
+    chosen, flower_options = parser.parse_known_args(arguments)
     if chosen.door and not speaks_http():
-        return "", ["--fleet-api-address", chosen.door, *theirs]
-    return chosen.door, theirs
+        return "", ["--fleet-api-address", chosen.door, *flower_options]
+    return chosen.door, flower_options
 
 
 def main() -> None:

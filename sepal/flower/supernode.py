@@ -192,15 +192,15 @@ class AnsweringState:
         return self._get(self._state.get_messages_legacy, query)
 
     def _get(self, ask: Callable[..., Sequence[Message]], query: dict[str, Any]) -> Sequence[Message]:
-        found = ask(**query)
-        if found or not query.get("is_reply"):
-            return found
+        messages = ask(**query)
+        if messages or not query.get("is_reply"):
+            return messages
         lost = abandoned(self._state)
         for message in lost:
             log(WARNING, "message %.8s: its task ended without a reply", message.metadata.message_id)
             error = Error(ErrorCode.CLIENT_APP_CRASHED, "the client's process ended without a reply")
             self._insert(Message(error, reply_to=message))
-        return self._get(ask, query) if lost else found
+        return self._get(ask, query) if lost else messages
 
 
 def abandoned(state: Any) -> list[Message]:
@@ -249,9 +249,9 @@ def refuse_bundles(module: ModuleType, refuse: Callable[[bytes], None]) -> None:
         received: list[Message] = []
 
         def noted() -> Any:
-            found = receive()
-            received[:] = [found[0]] if found else []
-            return found
+            pulled = receive()
+            received[:] = [pulled[0]] if pulled else []
+            return pulled
 
         def checked(*which: Any) -> Any:
             fab = get_fab(*which)
@@ -271,7 +271,7 @@ def refuse_bundles(module: ModuleType, refuse: Callable[[bytes], None]) -> None:
     module._pull_and_store_message = put_around(pull, pull_or_refuse)  # type: ignore[attr-defined]
 
 
-def put_around(flowers: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``ours``, with Flower's function noted for :func:`sepal.flower.versions.unchanged`."""
-    ours.flowers = getattr(flowers, "flowers", flowers)  # type: ignore[attr-defined]
-    return ours
+def put_around(flowers: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``replacement``, with Flower's function noted for :func:`sepal.flower.versions.unchanged`."""
+    replacement.flowers = getattr(flowers, "flowers", flowers)  # type: ignore[attr-defined]
+    return replacement

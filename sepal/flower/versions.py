@@ -45,9 +45,9 @@ def installed() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def speaks_http(found: tuple[int, int] | None = None) -> bool:
+def speaks_http(release: tuple[int, int] | None = None) -> bool:
     """Return whether SuperNodes of a release (by default the installed one) speak HTTP with the SuperLink."""
-    return (found or installed()) >= HTTP
+    return (release or installed()) >= HTTP
 
 
 def transport() -> str:
@@ -77,10 +77,10 @@ def unchanged(module: ModuleType, *names: str) -> None:
     """
     for name in names:
         key = f"{module.__name__.removeprefix('flwr.')}.{name}"
-        found: object = module
+        member: object = module
         for part in name.split("."):
-            found = getattr(found, part, None)
-        digest = "nothing" if found is None else source_digest(found)
+            member = getattr(member, part, None)
+        digest = "nothing" if member is None else source_digest(member)
         if digest not in KNOWN[key]:
             raise FlowerChangedError(f"flwr.{key}", f"the source of Flower {RANGE}", f"{digest} in {version('flwr')}")
 

@@ -77,7 +77,7 @@ def told_once() -> Iterator[None]:
 
     A block within another one leaves it to that one.
     """
-    if os.environ.get(LOG) == "json" or any(isinstance(found, Repeats) for found in log.filters):
+    if os.environ.get(LOG) == "json" or any(isinstance(log_filter, Repeats) for log_filter in log.filters):
         yield
         return
     repeats = Repeats()

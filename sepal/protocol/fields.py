@@ -76,17 +76,17 @@ def scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
 
 def metrics(records: RecordDict) -> dict[str, float]:
     """Return a reply's counts and figures, from 0 to ``GREATEST`` each; none if the message lacks them."""
-    found = records.get("metrics")
-    if not isinstance(found, MetricRecord):
+    record = records.get("metrics")
+    if not isinstance(record, MetricRecord):
         return {}
-    if len(found) > MOST_METRICS:
-        raise ProtocolError("metrics", f"at most {MOST_METRICS}", len(found))
-    for key, value in found.items():
+    if len(record) > MOST_METRICS:
+        raise ProtocolError("metrics", f"at most {MOST_METRICS}", len(record))
+    for key, value in record.items():
         if not NAME.match(key):
             raise ProtocolError("metrics", "names of at most 64 letters, digits, '.', '_' or '-'", key)
         if isinstance(value, list) or not 0 <= value <= GREATEST:
             raise ProtocolError(f"metrics.{key}", f"a number from 0 to {GREATEST:g}", value)
-    return {key: float(value) for key, value in found.items() if not isinstance(value, list)}
+    return {key: float(value) for key, value in record.items() if not isinstance(value, list)}
 
 
 def packed(values: Sequence[float]) -> bytes:
@@ -99,7 +99,7 @@ def sums(records: RecordDict) -> dict[str, tuple[float, ...]]:
 
     How many there are for each name is checked against the run's task (:mod:`sepal.server.answers`).
     """
-    found = {}
+    sums_by_name = {}
     for key, value in config(records, "sums").items():
         if not NAME.match(key):
             raise ProtocolError("sums", "names of at most 64 letters, digits, '.', '_' or '-'", key)
@@ -107,10 +107,10 @@ def sums(records: RecordDict) -> dict[str, tuple[float, ...]]:
             got = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
             raise ProtocolError(f"sums.{key}", f"bytes of at most {MOST_SUMS} float64", got)
         numbers = struct.unpack(f"<{len(value) // 8}d", value)
-        if not all(math.isfinite(each) for each in numbers):
+        if not all(math.isfinite(number) for number in numbers):
             raise ProtocolError(f"sums.{key}", "finite numbers", "NaN or infinity")
-        found[key] = numbers
-    return found
+        sums_by_name[key] = numbers
+    return sums_by_name
 
 
 def text(head: ConfigRecord, key: str, most: int = 256) -> str:
@@ -149,6 +149,6 @@ def number(head: ConfigRecord, key: str, least: int, above: int) -> int:
 def kind(head: ConfigRecord) -> Kind:
     """Return what the order or reply is about."""
     value = text(head, "kind")
-    if value not in {each.value for each in Kind}:
+    if value not in {member.value for member in Kind}:
         raise ProtocolError("kind", "query, train or adapt", value)
     return Kind(value)

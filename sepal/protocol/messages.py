@@ -330,8 +330,8 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     if not _DEVICE.match(device):
         raise ProtocolError("device", "a kind of device such as cpu, cuda or mps", device)
     metrics = fields.metrics(records)
-    found = fields.config(records, "facts")
-    facts = {key: fields.text(found, key, MOST_FACT) for key in list(found)[: fields.MOST_METRICS]}
+    fact_record = fields.config(records, "facts")
+    facts = {key: fields.text(fact_record, key, MOST_FACT) for key in list(fact_record)[: fields.MOST_METRICS]}
     reply = Reply(
         fields.text(head, "run"),
         fields.number(head, "round", 0, _ROUNDS),
@@ -375,9 +375,9 @@ def without_details(error: Exception, code: str) -> SepalError:
 
 def _read_error(record: ConfigRecord) -> SepalError:
     kind = getattr(errors, str(record.get("type")), SepalError)
-    known = isinstance(kind, type) and issubclass(kind, SepalError)
+    is_sepal = isinstance(kind, type) and issubclass(kind, SepalError)
     client, key, expected, got = (str(record.get(part, "?"))[:200] for part in ("client", "key", "expected", "got"))
-    return (kind if known else SepalError)(key if key.startswith(client) else f"{client}: {key}", expected, got)
+    return (kind if is_sepal else SepalError)(key if key.startswith(client) else f"{client}: {key}", expected, got)
 
 
 def _records(parts: Parts, content: Content) -> RecordDict:

@@ -117,13 +117,13 @@ def greatest(values: Values) -> float:
 def _with_same(name: str, spec: SpecLike, answered: Callable[[], Tensors] | None) -> SpecLike:
     """Return ``spec`` with the support of the answered download, if its support is SAME."""
 
-    def fill(known: TensorSpec) -> TensorSpec:
-        if known.support is not Support.SAME or known.index is not None:
-            return known
+    def fill(tensor_spec: TensorSpec) -> TensorSpec:
+        if tensor_spec.support is not Support.SAME or tensor_spec.index is not None:
+            return tensor_spec
         tensors = answered() if answered else {}
         if name not in tensors:
             raise ProtocolError(name, "a tensor of that name in the download that this answers", "none")
-        return replace(known, index=tensors[name].index)
+        return replace(tensor_spec, index=tensors[name].index)
 
     if isinstance(spec, TensorSpec):
         return fill(spec)

@@ -36,15 +36,15 @@ def refuse_unknown(views: Sequence[str]) -> None:
     Raises:
         ProtocolError: There is such a name.
     """
-    known = (*CLOSING_VIEWS, *further_views(True, True))
-    if len(set(views)) < len(views) or not set(views).issubset(known):
+    view_names = (*CLOSING_VIEWS, *further_views(True, True))
+    if len(set(views)) < len(views) or not set(views).issubset(view_names):
         raise ProtocolError("views", "names of views, each once", ", ".join(views))
 
 
 def degree(view: str) -> int | None:
     """Return the percentage of a view like ``trained-shift-40``; None for any other view."""
-    _, found, percent = view.partition("-shift-")
-    return int(percent) if found and percent.isdecimal() else None
+    _, separator, percent = view.partition("-shift-")
+    return int(percent) if separator and percent.isdecimal() else None
 
 
 def check_counts(metrics: Mapping[str, float], views: Sequence[str]) -> None:

@@ -40,30 +40,30 @@ def figures(accuracies: Sequence[float], weights: Sequence[float], measure: Meas
 
 
 def view_figures(
-    found: Sequence[Mapping[str, Any]], view: str, part: str = "", scoring: Scoring = BY_ACCURACY
+    client_counts: Sequence[Mapping[str, Any]], view: str, part: str = "", scoring: Scoring = BY_ACCURACY
 ) -> Figures | None:
     """Return the figures of one view over clients' counts; None where no client has it.
 
     Args:
-        found: Per client, counts named ``VIEW.correct`` and ``VIEW.examples``, or sums named ``VIEW.sums``.
+        client_counts: Per client, counts named ``VIEW.correct`` and ``VIEW.examples``, or sums named ``VIEW.sums``.
         view: Name of the view.
         part: ``validation-`` selects those on validation data.
         scoring: The metrics of the run's task. With sums, ``weighted`` is the metric over all clients' examples: the
             value of their added sums.
     """
-    values = [value for each in found if (value := measured(each, view, part, scoring))]
+    values = [value for counts in client_counts if (value := measured(counts, view, part, scoring))]
     if not values:
         return None
-    made = figures([value for value, _ in values], [n for _, n in values], scoring.measure)
+    summary = figures([value for value, _ in values], [n for _, n in values], scoring.measure)
     if not scoring.counted:
-        together = scoring.value(merged(found, view, part))
-        made["weighted"] = made["weighted"] if together is None else together
-    return {**made, "clients": len(values)}
+        together = scoring.value(merged(client_counts, view, part))
+        summary["weighted"] = summary["weighted"] if together is None else together
+    return {**summary, "clients": len(values)}
 
 
-def merged(found: Sequence[Mapping[str, Any]], view: str, part: str = "") -> tuple[float, ...]:
+def merged(client_counts: Sequence[Mapping[str, Any]], view: str, part: str = "") -> tuple[float, ...]:
     """Return the sums of all clients in a view, added; empty if no client has sent any."""
-    return added([each[f"{view}.{part}sums"] for each in found if f"{view}.{part}sums" in each])
+    return added([counts[f"{view}.{part}sums"] for counts in client_counts if f"{view}.{part}sums" in counts])
 
 
 def capacity_group(capacity: float) -> str:
@@ -72,7 +72,7 @@ def capacity_group(capacity: float) -> str:
     return f"{quarter / 4:g}-{(quarter + 1) / 4:g}"
 
 
-def client_accuracy(found: Mapping[str, Any], view: str, scoring: Scoring = BY_ACCURACY) -> float | None:
+def client_accuracy(counts: Mapping[str, Any], view: str, scoring: Scoring = BY_ACCURACY) -> float | None:
     """Return one client's headline on its test data, or None."""
-    value = measured(found, view, "", scoring)
+    value = measured(counts, view, "", scoring)
     return value[0] if value else None

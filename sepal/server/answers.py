@@ -62,6 +62,6 @@ def check_reply(
 
 
 def _compare(pairs: Mapping[str, tuple[Any, Any]]) -> None:
-    for key, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise ProtocolError(key, repr(ours), repr(theirs))
+    for key, (expected, received) in pairs.items():
+        if expected != received:
+            raise ProtocolError(key, repr(expected), repr(received))

@@ -39,15 +39,15 @@ class Downloads:
 
     def get(self, name: str) -> Download:
         """Return the download of client ``name``."""
-        found = self._kept.get(name)
-        if found is None:
+        download = self._kept.get(name)
+        if download is None:
             payload = self._start.download(name)
             content = seal(payload)
             if content == self._last:  # the same for all, as a rule: one copy, whose digest is computed once
                 content = self._last
-            self._last, found = content, Download(payload, content)
-            self._kept.keep(name, found, payload_bytes(payload) + len(found.content.data))
-        return found
+            self._last, download = content, Download(payload, content)
+            self._kept.keep(name, download, payload_bytes(payload) + len(download.content.data))
+        return download
 
     def drop(self, name: str) -> None:
         """Discard the client's download, once it was answered."""

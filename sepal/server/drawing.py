@@ -44,13 +44,13 @@ def await_nodes(
     Raises:
         RosterError: Fewer have after ``timeout`` seconds.
     """
-    start, said = time.monotonic(), -5.0
+    start, logged_at = time.monotonic(), -5.0
     while (present := len(online())) < needed:
         now = time.monotonic() - start
         if now > timeout:
             raise RosterError("clients", f"{needed} registered within {timeout:g} s ({key})", present)
-        if now - said >= 5:
-            said = now
+        if now - logged_at >= 5:
+            logged_at = now
             log.info("waiting for clients: %d of %d have registered", present, needed)
         time.sleep(0.1)
 
@@ -76,9 +76,9 @@ class Draw:
     @classmethod
     def of(cls, config: RunConfig, pause: float) -> Draw:
         """Return how the rounds of a run draw; rounds that ask again need all of ``clients-per-round``."""
-        wanted = config.clients_per_round
-        least = wanted if config.on_missing == "retry" else config.min_replies
-        return cls(config.seed, wanted + spare(config), least, config.timeout, pause)
+        per_round = config.clients_per_round
+        least = per_round if config.on_missing == "retry" else config.min_replies
+        return cls(config.seed, per_round + spare(config), least, config.timeout, pause)
 
     def clients(
         self, connections: Connections, online: Callable[[], Sequence[int]], ask: Ask, round: int
@@ -104,10 +104,10 @@ class Draw:
         begun, refusals, order = time.monotonic(), list[SepalError](), list[int]()
         reach, again, step = self.count, False, min(STEP, self.timeout / 6)
         while True:
-            here = online()
+            online_nodes = online()
             before = set(order)
-            order += [node for node in self.order(here, round) if node not in before]
-            refusals += connections.refresh(here, ask, order[:reach], again)
+            order += [node for node in self.order(online_nodes, round) if node not in before]
+            refusals += connections.refresh(online_nodes, ask, order[:reach], again)
             names = {node: name for name, node in connections.nodes.items()}
             drawn = [names[node] for node in order[:reach] if node in names][: self.count]
             awaited = connections.awaited(order[:reach], step)

@@ -99,21 +99,21 @@ class Lost:
     """
 
     deadline: float
-    _asked: set[int] = field(default_factory=set)
+    _asked_again: set[int] = field(default_factory=set)
     _next: list[int] = field(default_factory=list)
 
     def note(self, node: int) -> bool:
         """Return whether ``node`` is to be asked again."""
-        if node in self._asked or time.monotonic() > self.deadline:
+        if node in self._asked_again or time.monotonic() > self.deadline:
             return False
-        self._asked.add(node)
+        self._asked_again.add(node)
         self._next.append(node)
         return True
 
     def again(self) -> list[int]:
         """Return the nodes to ask again, once."""
-        found, self._next = self._next, []
-        return found
+        due, self._next = self._next, []
+        return due
 
 
 @dataclass
@@ -217,13 +217,13 @@ class Exchange:
                 wave = list(self._wave(left, compose, group, timeout, size))
                 size = min(2 * size, WAVE)  # one message first, so that a client can start while the next are composed
                 sent = [Sent(message.metadata.dst_node_id, kind, time.monotonic()) for kind, message in wave]
-                for one, name in zip(sent, self.grid.push_messages([message for _, message in wave]), strict=True):
+                for entry, name in zip(sent, self.grid.push_messages([message for _, message in wave]), strict=True):
                     if name:
-                        waiting[name] = one
-                    elif not _asked(one.node, waiting):
-                        missing[one.node] = "not accepted by the SuperLink"
+                        waiting[name] = entry
+                    elif not _is_awaited(entry.node, waiting):
+                        missing[entry.node] = "not accepted by the SuperLink"
                 del wave
-            found, in_vain = self._collect(waiting, lost, missing, take)
+            arrived, in_vain = self._collect(waiting, lost, missing, take)
             if local is None:
                 self._note_overdue(waiting, lost)
             left.extend(lost.again())
@@ -234,7 +234,7 @@ class Exchange:
                 missing |= {sent.node: f"no reply within {timeout:g} s" for sent in waiting.values()}
                 self._stale |= {name: sent.node for name, sent in waiting.items()}
                 break
-            if waiting and not left and not (local and found):
+            if waiting and not left and not (local and arrived):
                 local.wait(self.poll) if local else time.sleep(max(self.poll, in_vain))
         return missing
 
@@ -264,12 +264,12 @@ class Exchange:
         for begin in range(0, len(names), TOGETHER):
             together = names[begin : begin + TOGETHER]
             try:
-                found = at_hand(self.grid, together)
+                pairs = at_hand(self.grid, together)
             except Exception as error:  # one reply can break the call for all
                 log.debug("replies are looked for one by one: %s: %s", type(error).__name__, error)
-                found = None
-            if found is not None:
-                yield from (([name], pull) for name, pull in found)
+                pairs = None
+            if pairs is not None:
+                yield from (([name], pull) for name, pull in pairs)
                 continue
             most = WAVE if isinstance(self.grid, LocalGrid) else 1  # a few at a time, so that memory stays bounded
             for first in range(0, len(together), most):
@@ -278,7 +278,7 @@ class Exchange:
 
     def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> tuple[int, float]:
         """Process the replies that have arrived; return their number, and the seconds spent if there was none."""
-        found, begun = 0, time.monotonic()
+        arrived, begun = 0, time.monotonic()
         self._posted = {name: posted for name, posted in self._posted.items() if posted.until >= begun}
         for batch, pull in self._looks([*waiting, *self._stale, *self._posted]):
             try:
@@ -291,13 +291,13 @@ class Exchange:
                     if posted := self._posted.pop(name, None):
                         posted.fail(posted.node, reason)
                     sent = waiting.pop(name, None)
-                    if sent is not None and not _asked(sent.node, waiting) and not lost.note(sent.node):
+                    if sent is not None and not _is_awaited(sent.node, waiting) and not lost.note(sent.node):
                         missing[sent.node] = reason
                 continue
             for reply in replies:
                 self._sort(reply, waiting, lost, missing, take)
-            found += len(replies)
-        return found, 0.0 if found else time.monotonic() - begun
+            arrived += len(replies)
+        return arrived, 0.0 if arrived else time.monotonic() - begun
 
     def _sort(self, reply: Message, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> None:
         name = reply.metadata.reply_to_message_id
@@ -315,11 +315,11 @@ class Exchange:
                 self._late.append((asker, reply.content))
         elif reply.has_error():
             gone = reply.error.code in REPLY_GONE
-            if not _asked(sent.node, waiting) and not (gone and lost.note(sent.node)):
+            if not _is_awaited(sent.node, waiting) and not (gone and lost.note(sent.node)):
                 missing[sent.node] = _words(reply)
         else:
-            for other in [key for key, value in waiting.items() if value.node == sent.node]:
-                self._stale[other] = waiting.pop(other).node
+            for message_id in [key for key, value in waiting.items() if value.node == sent.node]:
+                self._stale[message_id] = waiting.pop(message_id).node
             spent = time.monotonic() - sent.at
             self._longest[sent.node, sent.kind] = max(spent, self._longest.get((sent.node, sent.kind), 0.0))
             take(sent.node, reply.content)
@@ -329,6 +329,6 @@ def _words(reply: Message) -> str:
     return one_line(f"error {reply.error.code}: {reply.error.reason}", 300)
 
 
-def _asked(node: int, waiting: dict[str, Sent]) -> bool:
+def _is_awaited(node: int, waiting: dict[str, Sent]) -> bool:
     """Return whether another message to ``node`` is on its way."""
     return any(sent.node == node for sent in waiting.values())

@@ -48,7 +48,7 @@ class RoundLines:
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Log the round's accuracy or other headline, bytes and time."""
         measure = measure_of(line)
-        views = [f"{view} {measure.text(found['mean'])}" for view, found in headline(line).items() if found]
+        views = [f"{view} {measure.text(figures['mean'])}" for view, figures in headline(line).items() if figures]
         sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
         which = "closing evaluation" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
         self._log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])

@@ -32,25 +32,25 @@ def await_clients(run: Run, contact: Contact, settle: float) -> RunState:
     Raises:
         SepalError: Too few clients registered, or one of them does not fit the run.
     """
-    state, method, config, found = run.state, run.method, run.config, contact.connections
+    state, method, config, connections = run.state, run.method, run.config, contact.connections
     if method.uses_capacity:  # later, in the middle of a round, it would end the run
         second = run.algorithm.plan(2)  # a method may treat the first round apart
-        found.fits = lambda client: run.algorithm.upload_schema(run.state.server, client, second)
-    found.stores.update(state.stores)
-    found.pin(state.roster)
+        connections.fits = lambda client: run.algorithm.upload_schema(run.state.server, client, second)
+    connections.stores.update(state.stores)
+    connections.pin(state.roster)
     if contact.draws:
-        found.least, found.most = require_capacity(method, config.width, state.roster), config.clients
+        connections.least, connections.most = require_capacity(method, config.width, state.roster), config.clients
         await_nodes(contact.online, config.clients_per_round, config.timeout)
         return state
     if run.fresh:
         _wait(run, contact, config.clients, settle)
-        found.least = require_capacity(method, config.width, found.infos)
-        state = admitted(run, found)
+        connections.least = require_capacity(method, config.width, connections.infos)
+        state = admitted(run, connections)
     else:  # an unknown client that cannot hold the model must not stop it
-        found.least = require_capacity(method, config.width, state.roster)
-    found.pin(state.roster)
+        connections.least = require_capacity(method, config.width, state.roster)
+    connections.pin(state.roster)
     if config.clients and config.roster != "open":
-        found.invited = frozenset(state.roster)
+        connections.invited = frozenset(state.roster)
     if not run.fresh:
         _wait(run, contact, state.members, settle)
     return state
@@ -59,19 +59,19 @@ def await_clients(run: Run, contact: Contact, settle: float) -> RunState:
 def _wait(run: Run, contact: Contact, needed: Sequence[str] | int, settle: float) -> None:
     config = run.config
     enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(run.state.members))
-    found, gone = contact.connections, contact.note_evicted
-    wait(found, contact.online, contact.ask, needed, config.timeout, settle, enough, gone, not contact.local)
+    connections, gone = contact.connections, contact.note_evicted
+    wait(connections, contact.online, contact.ask, needed, config.timeout, settle, enough, gone, not contact.local)
 
 
-def admitted(run: Run, found: Connections) -> RunState:
+def admitted(run: Run, connections: Connections) -> RunState:
     """Return the state of a new run with the clients that have registered, some of them novel.
 
     Raises:
         SepalError: None of them has training examples, or too few train.
     """
     config = run.config
-    joined = [found.infos[name] for name in sorted(found.infos)]
-    novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
+    joined = [connections.infos[name] for name in sorted(connections.infos)]
+    novel = tuple(draw_novel(connections.infos, config.novel_clients, config.seed))
     idle = [client.name for client in joined if not client.examples]
     if len(idle) == len(joined):
         raise DataError("clients", "one with training examples", f"{len(idle)} without any")
@@ -79,4 +79,4 @@ def admitted(run: Run, found: Connections) -> RunState:
         named = ", ".join([*idle[:3], *(["…"] if len(idle) > 3 else [])])
         log.warning("%d of %d clients have no training examples and never train: %s", len(idle), len(joined), named)
     check_replies(config, len(joined) - len({*novel, *idle}))
-    return admit(run.algorithm, replace(run.state, novel=novel), joined, dict(found.stores))
+    return admit(run.algorithm, replace(run.state, novel=novel), joined, dict(connections.stores))

@@ -94,8 +94,8 @@ class PlainContact:
 
     def _node(self, reply: Message) -> int:
         """Return the node that was asked: an error reply can have the SuperLink as its source."""
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in self._sent}
-        return asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        nodes_by_message = {message.metadata.message_id: message.metadata.dst_node_id for message in self._sent}
+        return nodes_by_message.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
 
     def named(self, replies: Sequence[Message]) -> Iterator[tuple[str, Message]]:
         """Yield each reply with the name of the client that was asked."""

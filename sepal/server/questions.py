@@ -34,7 +34,7 @@ class Questions:
     query: Callable[[], tuple[Order, str]]
     read: Callable[[int, Order, RecordDict], Reply | SepalError]
     silent: dict[int, str] = field(default_factory=dict)
-    _asked: dict[int, float] = field(default_factory=dict)  # node id to seconds of the monotonic clock
+    _question_times: dict[int, float] = field(default_factory=dict)  # node id to seconds of the monotonic clock
     _answers: dict[int, Reply | SepalError] = field(default_factory=dict)
     _ahead: set[int] = field(default_factory=set)
     _next_look: float = 0.0
@@ -46,20 +46,20 @@ class Questions:
 
     def _send(self, nodes: Sequence[int], ttl: float) -> None:
         """Ask those of ``nodes`` that have no open question and no answer that waits to be taken."""
-        fresh = [node for node in nodes if node not in self._asked and node not in self._answers]
+        fresh = [node for node in nodes if node not in self._question_times and node not in self._answers]
         if not fresh:
             return
         order, group = self.query()
 
         def take(node: int, content: RecordDict) -> None:
-            if self._asked.pop(node, None) is not None:
+            if self._question_times.pop(node, None) is not None:
                 self._answers[node] = self.read(node, order, content)
 
         def fail(node: int, reason: str) -> None:
-            self._asked.pop(node, None)
+            self._question_times.pop(node, None)
             self.silent[node] = reason
 
-        self._asked |= dict.fromkeys(fresh, time.monotonic())
+        self._question_times |= dict.fromkeys(fresh, time.monotonic())
         for node in fresh:
             self.silent.pop(node, None)
         self.exchange.post(fresh, Kind.QUERY, write_order(order, Content()), group, ttl, take, fail)
@@ -78,7 +78,7 @@ class Questions:
         self._look()
         for node in self._ahead.intersection(nodes):
             self._ahead.remove(node)
-            self._asked.pop(node, None)
+            self._question_times.pop(node, None)
         self._send(nodes, timeout)
         self._look()
         answers: dict[int, Reply | SepalError | Pending] = {}
@@ -86,22 +86,22 @@ class Questions:
         for node in nodes:
             if node in self._answers:
                 answers[node] = self._answers.pop(node)
-            elif node in self._asked and now - self._asked[node] < timeout:
-                answers[node] = Pending(self._asked[node])
-            elif self._asked.pop(node, None) is not None:
+            elif node in self._question_times and now - self._question_times[node] < timeout:
+                answers[node] = Pending(self._question_times[node])
+            elif self._question_times.pop(node, None) is not None:
                 self.silent[node] = f"no reply within {timeout:g} s"
         return answers
 
     def forget(self, online: Collection[int]) -> None:
         """Forget the nodes that are gone."""
-        here = set(online)
-        for entries in (self.silent, self._asked, self._answers):
-            for node in entries.keys() - here:
+        online_nodes = set(online)
+        for entries in (self.silent, self._question_times, self._answers):
+            for node in entries.keys() - online_nodes:
                 del entries[node]
-        self._ahead &= here
+        self._ahead &= online_nodes
 
     def _look(self) -> None:
         """Take the answers that have arrived, and leave the SuperLink alone for at least as long as that took."""
-        if self._asked and time.monotonic() >= self._next_look:
+        if self._question_times and time.monotonic() >= self._next_look:
             in_vain = self.exchange.look()
             self._next_look = time.monotonic() + max(self.exchange.poll, in_vain)

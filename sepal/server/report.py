@@ -71,8 +71,8 @@ class RoundFigures:
         """Return the novel clients' figures, under ``key``, and the gap to the participants' mean; None without any."""
         if not self.novel:
             return None
-        pairs = {view: (self.test[view], found) for view, found in self.novel.items()}
-        gap = {view: mine["mean"] - theirs["mean"] for view, (mine, theirs) in pairs.items() if mine and theirs}
+        pairs = {view: (self.test[view], novel_figures) for view, novel_figures in self.novel.items()}
+        gap = {view: trained["mean"] - novel["mean"] for view, (trained, novel) in pairs.items() if trained and novel}
         return {key: dict(self.novel), "gap": gap}
 
 
@@ -147,7 +147,7 @@ class Report:
         return replace(
             after,
             best=_best(self.best, record.round, figures, self.scoring.measure),
-            accuracy={view: found for view, found in figures.test.items() if found},
+            accuracy={view: view_values for view, view_values in figures.test.items() if view_values},
             accuracy_round=record.round,
             unseen=len(unseen),
             novel=figures.novel_clients(key_of(self.scoring)),
@@ -171,8 +171,8 @@ def _with_uploads(
     for entry in record.ledger:
         unread = entry.status in ("refused", "late") and entry.message
         if entry.purpose == "training" and entry.direction == "up" and (entry.payload or unread):
-            known = after.get(entry.client, {})
-            after[entry.client] = {**known, phase: known.get(phase, 0) + 1}
+            counts = after.get(entry.client, {})
+            after[entry.client] = {**counts, phase: counts.get(phase, 0) + 1}
     return after
 
 
@@ -184,11 +184,11 @@ def capacity_groups(record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> dict
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for reply in sorted(replies, key=lambda reply: reply.client.capacity):
         groups[capacity_group(reply.client.capacity)].append(reply.found)
-    found = {
+    by_group = {
         name: {view: view_figures(metrics, view, "", scoring) for view in CLOSING_VIEWS}
         for name, metrics in groups.items()
     }
-    return {name: {view: figures for view, figures in views.items() if figures} for name, views in found.items()}
+    return {name: {view: figures for view, figures in views.items() if figures} for name, views in by_group.items()}
 
 
 def _best(best: Mapping[str, Best], round: int, figures: RoundFigures, measure: Measure) -> dict[str, Best]:

@@ -50,10 +50,10 @@ def plan_requests(
     trained, others = _trained(start, config, drawn)
     spare = frozenset(others if hurries and not full else ())
     training = {*trained, *spare}
-    asked = training | set(_evaluated(start, config)) if full else training
+    requested = training | set(_evaluated(start, config)) if full else training
     state, views = start.state, _views(start, config)
     requests = {}
-    for name in sorted(asked):
+    for name in sorted(requested):
         kind = Kind.TRAIN if name in training else Kind.ADAPT
         purpose = "closing" if start.closing else "training" if name in training else "evaluation"
         base = state.versions.get(name, "")

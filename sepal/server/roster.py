@@ -118,23 +118,25 @@ class Connections:
         """
         if not again:
             self._turn += 1
-        here = set(online)
-        self.nodes = {n: node for n, node in self.nodes.items() if node in here and n not in self.evicted}
-        self._resting = {node: rest for node, rest in self._resting.items() if node in here}
-        known = set(self.nodes.values())
-        asked = here if among is None else here & set(among)
-        fresh = [node for node in online if node in asked and node not in known and self._rested(node)]
+        online_nodes = set(online)
+        self.nodes = {n: node for n, node in self.nodes.items() if node in online_nodes and n not in self.evicted}
+        self._resting = {node: rest for node, rest in self._resting.items() if node in online_nodes}
+        named_nodes = set(self.nodes.values())
+        eligible = online_nodes if among is None else online_nodes & set(among)
+        fresh = [node for node in online if node in eligible and node not in named_nodes and self._rested(node)]
         undecided = {node: self._undecided.pop(node) for node in fresh if node in self._undecided}
-        self._undecided = {node: reply for node, reply in self._undecided.items() if node in here}
+        self._undecided = {node: reply for node, reply in self._undecided.items() if node in online_nodes}
         unasked = [node for node in fresh if node not in undecided]
         answers = {**(ask(unasked) if unasked else {}), **undecided}
-        self.pending = {node: since for node, since in self.pending.items() if node in here and node not in fresh}
+        self.pending = {
+            node: since for node, since in self.pending.items() if node in online_nodes and node not in fresh
+        }
         bound = self.bound() if any(isinstance(answer, Reply) for answer in answers.values()) else {}
         refusals = []
         for node in sorted(fresh):
             answer = answers.get(node)
-            own = bound.get(node, "")
-            reason = self._refusal(node, answer, own, ask) if isinstance(answer, Reply) else answer
+            key_name = bound.get(node, "")
+            reason = self._refusal(node, answer, key_name, ask) if isinstance(answer, Reply) else answer
             if isinstance(reason, Pending):
                 self.pending[node] = reason.since
                 if isinstance(answer, Reply):
@@ -173,13 +175,13 @@ class Connections:
 
     def overdue(self, nodes: Collection[int], patience: float) -> int:
         """Return how many of ``nodes`` were asked for the first time, at least ``patience`` seconds ago, in vain."""
-        asked = sum(node in self.pending and node not in self._resting for node in nodes)
-        return asked - self.awaited(nodes, patience)
+        pending_count = sum(node in self.pending and node not in self._resting for node in nodes)
+        return pending_count - self.awaited(nodes, patience)
 
-    def _refusal(self, node: int, reply: Reply, own: str, ask: Ask) -> SepalError | Pending | None:
+    def _refusal(self, node: int, reply: Reply, key_name: str, ask: Ask) -> SepalError | Pending | None:
         """Return why ``node`` is refused as the client it claims to be; None if it is accepted."""
         name, store, weights = reply.client.name, reply.facts.get("store", ""), reply.facts.get("weights", "")
-        if (reason := self._refused_name(node, name, own)) is not None:
+        if (reason := self._refused_name(node, name, key_name)) is not None:
             return reason
         if not store:
             return ProtocolError(f"{name}: store", "the identity of its state store", "none")
@@ -199,10 +201,10 @@ class Connections:
     def _second(self, node: int, reply: Reply, ask: Ask) -> SepalError | Pending | None:
         """Return why ``node`` is refused if another node of its name answers; ``Pending`` as long as it may."""
         name = reply.client.name
-        other = self.nodes.get(name)
-        if other is None:
+        other_node = self.nodes.get(name)
+        if other_node is None:
             return None
-        answer = ask([other], PATIENCE / 3).get(other)
+        answer = ask([other_node], PATIENCE / 3).get(other_node)
         if isinstance(answer, Pending):
             return answer
         if isinstance(answer, Reply):
@@ -210,18 +212,18 @@ class Connections:
             return RosterError(f"client {name}", "one client of that name", got)
         return None  # the other node is listed but does not answer: the client was restarted
 
-    def _refused_name(self, node: int, name: str, own: str) -> SepalError | None:
-        """Return why ``node`` may not take part under ``name``; ``own`` is the name of its key, if it has one."""
-        if own and own != name:
-            expected = f"{own}, the name of its node's key (nodes/{own}.pub)"
+    def _refused_name(self, node: int, name: str, key_name: str) -> SepalError | None:
+        """Return why ``node`` may not take part under ``name``; ``key_name`` is the name of its key, if it has one."""
+        if key_name and key_name != name:
+            expected = f"{key_name}, the name of its node's key (nodes/{key_name}.pub)"
             return RosterError(f"client {name}", expected, f"{name} (node {node})")
         if name in self.evicted:
             return EvictedError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
         if self.invited is not None and name not in self.invited:
             expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
             return RosterError(f"client {name}", expected, f"another one (node {node})")
-        known = self.infos.keys() | self.data.keys()
-        if self.most and name not in known and len(known) >= self.most:
+        known_names = self.infos.keys() | self.data.keys()
+        if self.most and name not in known_names and len(known_names) >= self.most:
             return RosterError(f"client {name}", f"one of at most {self.most} clients (clients)", "one more")
         return None
 
@@ -268,7 +270,7 @@ def wait(
         SepalError: A client of a new run cannot take part; the error says why. A resumed run ignores clients that it
             does not know.
     """
-    start, said, since, before = time.monotonic(), 0.0, time.monotonic(), -1
+    start, logged_at, since, before = time.monotonic(), 0.0, time.monotonic(), -1
     refused: dict[str, None] = {}
     while True:
         evicted = gone()
@@ -288,7 +290,7 @@ def wait(
                 raise RosterError("clients", f"exactly {needed}", f"{present}: {', '.join(sorted(connections.nodes))}")
             if (needed and present == needed) or (not needed and present and settled):
                 return
-            wanted = f"{needed}" if needed else "all"
+            needed_text = f"{needed}" if needed else "all"
             hint = simulation_hint(needed, present) if SIMULATION in sys.modules else ""
             hint = f"; nodes answer: {'; '.join(errors[:3])}" if errors else hint
         else:
@@ -297,18 +299,18 @@ def wait(
             present = len(wanted_names) - len(absent)
             if not absent or (enough and present >= enough and settled):
                 return
-            wanted, hint = f"{len(wanted_names)}", "; ".join([f"; absent: {', '.join(absent[:5])}", *refused])
+            needed_text, hint = f"{len(wanted_names)}", "; ".join([f"; absent: {', '.join(absent[:5])}", *refused])
         if now - start > timeout:
-            raise RosterError("clients", f"{wanted} within {timeout:g} s", f"{present}{hint}")
-        if now - said > 5 or not said:
-            said = now
-            log.info("waiting for clients: %d of %s have answered%s", present, wanted, hint)
+            raise RosterError("clients", f"{needed_text} within {timeout:g} s", f"{present}{hint}")
+        if now - logged_at > 5 or not logged_at:
+            logged_at = now
+            log.info("waiting for clients: %d of %s have answered%s", present, needed_text, hint)
         time.sleep(0.1)
 
 
-def _of_all(unfit: Sequence[SepalError], asked: int) -> SepalError:
+def _of_all(unfit: Sequence[SepalError], total: int) -> SepalError:
     """Return the one refusal, or an error that has every cause of several."""
-    who = f"{len(unfit)} of {asked} clients"
+    who = f"{len(unfit)} of {total} clients"
     return unfit[0] if len(unfit) == 1 else UnfitError(who, "take part", causes_of(unfit))
 
 
@@ -324,10 +326,10 @@ def simulation_hint(needed: int, present: int) -> str:
 
 def _errors(connections: Connections, again: bool) -> list[str]:
     """Return the errors with which nodes answer; unless they are asked ``again``, raise."""
-    found = list(dict.fromkeys(reason for reason in connections.silent.values() if reason.startswith("error")))
-    if found and not again:
-        raise RosterError("clients", "answers", "; ".join(found[:3]))
-    return found
+    errors = list(dict.fromkeys(reason for reason in connections.silent.values() if reason.startswith("error")))
+    if errors and not again:
+        raise RosterError("clients", "answers", "; ".join(errors[:3]))
+    return errors
 
 
 def _raise_for_other_data(refusals: Sequence[SepalError], needed: Sequence[str]) -> None:

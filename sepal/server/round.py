@@ -145,8 +145,8 @@ class Round:
             deliver: Sends a message to each node and passes on the replies; returns node id to reason for the nodes
                 that did not reply.
         """
-        here = sorted(self.waiting & set(nodes), key=lambda name: (name in self._spare, name))
-        names = {nodes[name]: name for name in here}
+        present = sorted(self.waiting & set(nodes), key=lambda name: (name in self._spare, name))
+        names = {nodes[name]: name for name in present}
         absent = sorted(self.waiting - set(nodes))
         self._absent = set(absent)
         missing: Mapping[int, str] = {}
@@ -183,8 +183,8 @@ class Round:
             overdue: Whether ``deadline`` has passed.
         """
         if self.waiting and self._hurries:
-            counted, wanted = self._counted(), len(self._requests) - len(self._spare)
-            reason = f"the first {wanted} replies made the round" if self._spare and counted >= wanted else ""
+            counted, needed = self._counted(), len(self._requests) - len(self._spare)
+            reason = f"the first {needed} replies made the round" if self._spare and counted >= needed else ""
             if overdue and not reason and counted >= self._config.min_replies:
                 reason = f"expected a reply within {self._config.deadline:g} s (deadline)"
             if reason:

@@ -69,9 +69,9 @@ class RoundLedger:
 
     def revoke(self, client: str, reason: str) -> None:
         """Mark the accepted reply of ``client`` as refused."""
-        for place, entry in enumerate(self._entries):
+        for index, entry in enumerate(self._entries):
             if (entry.client, entry.direction, entry.status) == (client, "up", "accepted"):
-                self._entries[place] = replace(entry, dense=0, status="refused", reason=reason)
+                self._entries[index] = replace(entry, dense=0, status="refused", reason=reason)
 
     @property
     def causes(self) -> str:

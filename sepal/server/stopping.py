@@ -98,10 +98,10 @@ class Stopping:
         if not self.after or record.full is not self.full or record.round < self.first:
             return self
         metrics = [record.replies[name].found for name in sorted(record.replies)]
-        found = view_figures(metrics, self.view, "validation-", self.scoring)
-        if found is None:
+        figures = view_figures(metrics, self.view, "validation-", self.scoring)
+        if figures is None:
             return self
-        points = (*self.points, found["mean"])[-POINTS:]
+        points = (*self.points, figures["mean"])[-POINTS:]
         mean = sum(points) / POINTS
         measure = self.scoring.measure
         gain = measure.sign * (mean - self.best)

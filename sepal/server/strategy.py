@@ -165,8 +165,8 @@ class SepalStrategy:
             run.stop()
 
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
-        given = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
-        if given is not None and digest_arrays({**given, **self.task.frozen}) != self.progress.weights:
+        initial = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
+        if initial is not None and digest_arrays({**initial, **self.task.frozen}) != self.progress.weights:
             raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
 
     def _open(self, contact: Contact) -> None:
@@ -310,5 +310,5 @@ class SepalStrategy:
 
     def summary(self) -> None:
         """Log what is about to run."""
-        config, what = self.config, f"{self._method.name} on {self.config.dataset}"
-        log.info("%s: %d rounds, seed %d, run %s", what, config.rounds, config.seed, self.progress.run)
+        config, title = self.config, f"{self._method.name} on {self.config.dataset}"
+        log.info("%s: %d rounds, seed %d, run %s", title, config.rounds, config.seed, self.progress.run)

@@ -77,14 +77,14 @@ def load(name: str, data_dir: str | Path = "", folder: FolderSettings = PLAIN) -
     Raises:
         DataError: The name is unknown, or files are missing or damaged; the error says which file to put where.
     """
-    reader, directory = _place(name, data_dir)
-    found = reader.files(directory)
-    if found is None:
+    reader, directory = _reader_and_directory(name, data_dir)
+    data_files = reader.files(directory)
+    if data_files is None:
         source = reader.read(directory)  # downloads the files, or raises
-        found = reader.files(directory)
-        if found is None:
+        data_files = reader.files(directory)
+        if data_files is None:
             return _checked(name, source)
-    return _remembered(name, directory, _state(found, directory), folder if name in FILES else PLAIN)
+    return _remembered(name, directory, _state(data_files, directory), folder if name in FILES else PLAIN)
 
 
 def check(name: str, data_dir: str | Path = "") -> None:
@@ -93,14 +93,14 @@ def check(name: str, data_dir: str | Path = "") -> None:
     Raises:
         DataError: As :func:`load`.
     """
-    reader, directory = _place(name, data_dir)
+    reader, directory = _reader_and_directory(name, data_dir)
     if reader.files(directory) is None:
         reader.read(directory)
 
 
 def is_here(name: str, data_dir: str | Path = "") -> bool:
     """Return whether the files of a data set are there; nothing is downloaded."""
-    reader, directory = _place(name, data_dir)
+    reader, directory = _reader_and_directory(name, data_dir)
     return reader.files(directory) is not None
 
 
@@ -110,7 +110,7 @@ def version(name: str, data_dir: str | Path) -> str:
     return _state(_reader(name).files(directory) or [], directory)
 
 
-def _place(name: str, data_dir: str | Path) -> tuple[Reader, Path]:
+def _reader_and_directory(name: str, data_dir: str | Path) -> tuple[Reader, Path]:
     """Return a data set's reader and the directory of its files."""
     reader = _reader(name)
     if name == FOLDER and not str(data_dir):
@@ -122,8 +122,8 @@ def _reader(name: str) -> Reader:
     if name not in _READERS:
         raise DataError("dataset", f"one of {', '.join(source_names())}", suggest(name, name, source_names()))
     module, _, member = _READERS[name].partition(":")
-    found: Any = importlib.import_module(f"sepal.data.sources.{module}")
-    reader: Reader = getattr(found, member) if member else found
+    reader_module: Any = importlib.import_module(f"sepal.data.sources.{module}")
+    reader: Reader = getattr(reader_module, member) if member else reader_module
     return reader
 
 
@@ -173,10 +173,10 @@ def _checked(name: str, source: Source) -> Source:
 
 
 def _from_cache(entry: Path) -> Source | None:
-    found = cache.read(entry)
-    if found is None:
+    cached = cache.read(entry)
+    if cached is None:
         return None
-    arrays, notes = found
+    arrays, notes = cached
     try:
         facts = notes["info"]
         for key in ("input_shape", "mean", "std", "class_names", "notes", "columns"):

@@ -185,7 +185,7 @@ def _part(directory: Path, files: Sequence[Path]) -> Part:
     return _joined([_stream(directory / name) for name in _plain(directory / PART, names, ".arrow files", files)])
 
 
-def _plain(key: Path, names: Sequence[Any], what: str, present: Collection[Path]) -> Sequence[str]:
+def _plain(key: Path, names: Sequence[Any], kind: str, present: Collection[Path]) -> Sequence[str]:
     """Return names of a list if each is a plain name of what is there.
 
     Raises:
@@ -193,7 +193,7 @@ def _plain(key: Path, names: Sequence[Any], what: str, present: Collection[Path]
     """
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or key.parent / name not in present:
-            raise DataError(str(key), f"names of {what} beside it", one_line(str(name), 80))
+            raise DataError(str(key), f"names of {kind} beside it", one_line(str(name), 80))
     return names
 
 
@@ -217,9 +217,9 @@ def batches(path: Path, stored: Any, columns: Sequence[str] | None = None) -> It
     """
     unpacked, metadata = Unpacked(str(path), path.stat().st_size), stored.metadata
     chunks = (
-        metadata.row_group(group).column(place)
+        metadata.row_group(group).column(column)
         for group in range(metadata.num_row_groups)
-        for place in range(metadata.num_columns)
+        for column in range(metadata.num_columns)
     )
     texts = (chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY")
     least, most = ROWS
@@ -254,8 +254,8 @@ def _is_compressed(message: bytes) -> bool:
         offset: int = struct.unpack_from("<H", message, entries + 4 + 2 * number)[0]
         return table + offset if offset else 0
 
-    def follow(place: int) -> int:
-        return place + int(struct.unpack_from("<I", message, place)[0])
+    def follow(position: int) -> int:
+        return position + int(struct.unpack_from("<I", message, position)[0])
 
     root = follow(0)
     kind = field(root, 1)

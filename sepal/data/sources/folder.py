@@ -103,22 +103,22 @@ def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
     Raises:
         DataError: The directory has none of the formats, or its files are invalid.
     """
-    found = files(directory)
-    if found is None:
+    data_files = files(directory)
+    if data_files is None:
         homes = _parts(directory).values()
         straight, names = sum(len(_members(home)) for home in homes), ", ".join(home.name for home in homes)
         got = f"{straight} files straight in {names}" if straight else str(directory)
         raise DataError("data-dir", f"a directory with {_FORMS}", got)
     keys = reading(keys, directory)
-    if (kind := found[0].suffix) in TABLES:
-        if (count := sum(path.suffix == kind for path in found)) > 1:
+    if (kind := data_files[0].suffix) in TABLES:
+        if (count := sum(path.suffix == kind for path in data_files)) > 1:
             raise DataError(str(directory), f"one {kind} file", f"{count} of them")
         if kind == ".csv":
-            return _noting(_csv(found[0], keys), _beside(directory, found[0]))
+            return _noting(_csv(data_files[0], keys), _beside(directory, data_files[0]))
     if keys.leave_out:
         raise DataError("folder.leave-out", "nothing without a CSV file, whose columns it names", keys.leave_out)
     if kind == ".npz":
-        return _noting(_npz(found[0], keys), _beside(directory, found[0]))
+        return _noting(_npz(data_files[0], keys), _beside(directory, data_files[0]))
     if keys.label:
         raise DataError("folder.label", "nothing for directories of classes", keys.label)
     if task_of(keys) != CLASSIFICATION:
@@ -146,19 +146,19 @@ def task_of(keys: FolderSettings) -> str:
 
 
 def _npz(path: Path, keys: FolderSettings) -> Source:
-    given = load_arrays(path, "an npz file without pickled objects")
+    arrays = load_arrays(path, "an npz file without pickled objects")
     y, person = keys.label or "y", keys.person or "person"
-    if not {"x", y} <= set(given) or ("x_test" in given) != (f"{y}_test" in given):
+    if not {"x", y} <= set(arrays) or ("x_test" in arrays) != (f"{y}_test" in arrays):
         expected = f"x and {y}, and x_test with {y}_test or neither"
-        raise DataError(str(path), expected, ", ".join(sorted(given)) or "nothing")
-    if keys.person and person not in given:
-        raise DataError(f"{path}: folder.person", f"one of {', '.join(sorted(given))}", person)
-    test = (given["x_test"], given[f"{y}_test"]) if "x_test" in given else None
-    if person in given and test is not None:
+        raise DataError(str(path), expected, ", ".join(sorted(arrays)) or "nothing")
+    if keys.person and person not in arrays:
+        raise DataError(f"{path}: folder.person", f"one of {', '.join(sorted(arrays))}", person)
+    test = (arrays["x_test"], arrays[f"{y}_test"]) if "x_test" in arrays else None
+    if person in arrays and test is not None:
         raise DataError(
             str(path), f"{person} without x_test: each client's test part is held out of its own data", "both"
         )
-    return source_of(str(path), (given["x"], given[y]), test, given.get(person), task=task_of(keys))
+    return source_of(str(path), (arrays["x"], arrays[y]), test, arrays.get(person), task=task_of(keys))
 
 
 def roles_of(keys: FolderSettings) -> Roles:
@@ -173,15 +173,15 @@ def roles_of(keys: FolderSettings) -> Roles:
 
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
-    found = read_table(path, roles_of(keys), labelled=True, fill=keys.missing == "mean")
-    return source_of_table(path, found, keys)
+    table = read_table(path, roles_of(keys), labelled=True, fill=keys.missing == "mean")
+    return source_of_table(path, table, keys)
 
 
-def source_of_table(path: Path, found: Table, keys: FolderSettings) -> Source:
+def source_of_table(path: Path, table: Table, keys: FolderSettings) -> Source:
     """Return the examples of a CSV file."""
-    names = found.names if task_of(keys) == CLASSIFICATION else ()
-    schema = Schema(label=",".join(found.label), client=found.person, classes=names, column=found.columns)
-    return table_of(str(path), [(found.x, found.y)], found.people, found.names, schema, keys, found.notes)
+    names = table.names if task_of(keys) == CLASSIFICATION else ()
+    schema = Schema(label=",".join(table.label), client=table.person, classes=names, column=table.columns)
+    return table_of(str(path), [(table.x, table.y)], table.people, table.names, schema, keys, table.notes)
 
 
 def table_of(
@@ -260,9 +260,9 @@ def _classes(directory: Path, keys: FolderSettings) -> Source:
 
 def _check_names(home: Path, names: Sequence[str], folders: Sequence[Folder]) -> None:
     """Raise a DataError for a directory of another class."""
-    here = sorted({folder.label for folder in folders})
-    if not set(here) <= set(names):
-        raise DataError(str(home), f"classes among {list(names)}", here)
+    labels = sorted({folder.label for folder in folders})
+    if not set(labels) <= set(names):
+        raise DataError(str(home), f"classes among {list(names)}", labels)
 
 
 def folders_of(home: Path, layout: str) -> tuple[list[Folder], tuple[str, ...]]:
@@ -281,15 +281,15 @@ def folders_of(home: Path, layout: str) -> tuple[list[Folder], tuple[str, ...]]:
         got = f"{len(outer)} directories, such as {outer[0].name}, with {len(inner)} of other names in them"
         raise DataError("folder.layout", "client/class or class/client, for images in sub-directories", got)
     by_class = layout == "class/client"
-    found = [
+    folders = [
         Folder(*((first.name, second.name) if by_class else (second.name, first.name)), second)
         for first, second in pairs
     ]
-    found.sort(key=lambda folder: (folder.label, folder.owner))
-    owners, labels = len({folder.owner for folder in found}), len({folder.label for folder in found})
+    folders.sort(key=lambda folder: (folder.label, folder.owner))
+    owners, labels = len({folder.owner for folder in folders}), len({folder.label for folder in folders})
     words = "" if layout != "auto" else "; folder.layout = class/client reads them the other way round"
     shape = "class/client" if by_class else "client/class"
-    return found, (f"{home}: images are read as {shape}: {owners} owners, {labels} classes{words}",)
+    return folders, (f"{home}: images are read as {shape}: {owners} owners, {labels} classes{words}",)
 
 
 def _owners(folders: Sequence[Folder], bad: Sequence[DataError]) -> NDArray[Any]:
@@ -313,15 +313,15 @@ def _class_folders(home: Path) -> list[Path]:
 
 
 def _members(folder: Path) -> list[Path]:
-    seen = (path for path in folder.iterdir() if not path.name.startswith("."))  # ._1.png is a Mac's note on 1.png
-    return sorted(path for path in seen if path.suffix.lower() in EXAMPLES and path.is_file())
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))  # ._1.png is a Mac's note on 1.png
+    return sorted(path for path in visible if path.suffix.lower() in EXAMPLES and path.is_file())
 
 
 def _others(folders: Sequence[Path]) -> list[Path]:
     """Return the files beside examples that are none by their suffix; hidden ones are not meant."""
     homes = [folder for folder in folders if _members(folder)]  # others may be a run's own directories
-    found = (path for folder in homes for path in folder.iterdir() if not path.name.startswith("."))
-    return sorted(path for path in found if path.suffix.lower() not in EXAMPLES and path.is_file())
+    visible = (path for folder in homes for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in visible if path.suffix.lower() not in EXAMPLES and path.is_file())
 
 
 def _ignored(homes: Sequence[Path]) -> tuple[str, ...]:
@@ -329,9 +329,9 @@ def _ignored(homes: Sequence[Path]) -> tuple[str, ...]:
     folders = [folder for home in homes for folder in _class_folders(home)]
     others = _others(folders)
     kinds = counted(path.suffix.lower() or path.name for path in others)
-    found = (f"data-dir: files other than {', '.join(EXAMPLES)} are ignored: {kinds}",) if others else ()
+    notes = (f"data-dir: files other than {', '.join(EXAMPLES)} are ignored: {kinds}",) if others else ()
     deeper = sum(len(_members(inner)) for folder in folders for inner in _class_folders(folder))
-    return (*found, f"data-dir: {deeper} files in sub-directories of classes are not read") if deeper else found
+    return (*notes, f"data-dir: {deeper} files in sub-directories of classes are not read") if deeper else notes
 
 
 def _read_part(
@@ -375,8 +375,8 @@ def source_of(
 
     With ``names``, these are the classes; with ``table``, x is float64 rows that clients standardise.
     """
-    given = (("train", train), ("validation", validation), ("test", test))
-    every = [(f"{key} {name}", *part) for name, part in given if part is not None]
+    named_parts = (("train", train), ("validation", validation), ("test", test))
+    every = [(f"{key} {name}", *part) for name, part in named_parts if part is not None]
     classes = 0 if task == CLASSIFICATION else _count(task, [np.asarray(y) for _, _, y in every])
     parts = [_checked(name, x, y, task, classes, table) for name, x, y in every]
     shapes = {(x.shape[1:], str(x.dtype)) for x, _ in parts}
@@ -397,8 +397,8 @@ def source_of(
         odd = next(number for number, name in enumerate(names) if int(name) != number)
         notes = (*notes, f"{key}: classes are in the order of texts: class {odd} is {names[odd]} (folder.classes)")
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
-    held = 0 if validation is None else len(parts[1][1])
-    return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people, held)
+    validation_count = 0 if validation is None else len(parts[1][1])
+    return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people, validation_count)
 
 
 def _classes_of(key: str, y: Labels, names: Sequence[str]) -> int:
@@ -423,10 +423,10 @@ def _without_examples(key: str, y: Labels, classes: int, names: Sequence[str]) -
     return (f"{key}: {len(lacking)} of {classes} classes have no example: {shown}{more}{words}",)
 
 
-def _limited(key: str, what: str, count: int) -> int:
+def _limited(key: str, noun: str, count: int) -> int:
     """Return a number of classes or token ids, if a model can be built for so many."""
     if count > MOST_CLASSES:
-        raise DataError(key, f"at most {MOST_CLASSES:,} {what}, with numbers from 0", f"numbers up to {count - 1}")
+        raise DataError(key, f"at most {MOST_CLASSES:,} {noun}, with numbers from 0", f"numbers up to {count - 1}")
     return count
 
 

@@ -38,12 +38,12 @@ def read(directory: Path) -> Source:
     Raises:
         DataError: A file is missing or has an unexpected shape.
     """
-    found = files(directory)
-    if found is None:
+    data_files = files(directory)
+    if data_files is None:
         where = f"HAR/har.npz (x, y, subject), or UCI's directory '{UCI}', in {directory}"
         raise DataError("data-dir", where, "neither (archive.ics.uci.edu, data set 240; it cannot be downloaded here)")
-    x, y, subject = _packed(found[0]) if len(found) == 1 else _published(directory)
-    _check(found[0], x, y, subject)
+    x, y, subject = _packed(data_files[0]) if len(data_files) == 1 else _published(directory)
+    _check(data_files[0], x, y, subject)
     return Source(CATALOGUE["har"], x, y, len(y), subject)
 
 
@@ -66,8 +66,8 @@ def _published(directory: Path) -> tuple[NDArray[Any], Labels, Labels]:
 
 
 def _uci(directory: Path) -> Path | None:
-    places = (directory / UCI, directory / "HAR" / UCI)
-    return next((place for place in places if place.is_dir()), None)
+    candidates = (directory / UCI, directory / "HAR" / UCI)
+    return next((candidate for candidate in candidates if candidate.is_dir()), None)
 
 
 def _part_files(home: Path, part: str) -> list[Path]:

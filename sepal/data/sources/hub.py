@@ -65,25 +65,25 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
             raise DataError("hf.name", "a name on the hub, or data-dir with a local copy", "neither")
         return reachable(data_directory(data_dir))
     with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
-        place = reachable(data_directory(data_dir)) / "hf" / quote(name, safe="")
-    with cache.exclusive(place):
-        if files(place) is None:
-            _download(name, place)
-    return place
+        target = reachable(data_directory(data_dir)) / "hf" / quote(name, safe="")
+    with cache.exclusive(target):
+        if files(target) is None:
+            _download(name, target)
+    return target
 
 
-def _download(name: str, place: Path) -> None:
-    """Write a data set of the hub to ``place``, whole or not at all."""
+def _download(name: str, target: Path) -> None:
+    """Write a data set of the hub to ``target``, whole or not at all."""
     with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
-        here = expanded("hf.name", name, DataError).is_dir()
-    if here:  # the library would take it, and not look for the name on the hub
+        is_directory = expanded("hf.name", name, DataError).is_dir()
+    if is_directory:  # the library would take it, and not look for the name on the hub
         words = f"a name on the hub; a local copy is data-dir = {name} (in Python data_dir=) without hf.name"
         raise DataError("hf.name", words, f"{name}, a directory")
     expected = f"{name} from the Hugging Face hub, or without hf.name a local copy in data-dir"
     if not downloads_allowed():
-        raise DataError("hf.name", expected, f"SEPAL_DOWNLOAD=0 and nothing in {place}")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".hf-", dir=place.parent) as temporary:
+        raise DataError("hf.name", expected, f"SEPAL_DOWNLOAD=0 and nothing in {target}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".hf-", dir=target.parent) as temporary:
         try:
             copy = _fetched(name, Path(temporary) / "copy")
         except DataError:
@@ -91,8 +91,8 @@ def _download(name: str, place: Path) -> None:
         except Exception as error:  # of the hub's client, or of its network library
             words = one_line(f"{type(error).__name__}: {error}", 160)
             raise DataError("hf.name", expected, words) from error
-        shutil.rmtree(place, ignore_errors=True)
-        copy.rename(place)
+        shutil.rmtree(target, ignore_errors=True)
+        copy.rename(target)
 
 
 def _fetched(name: str, directory: Path) -> Path:
@@ -153,10 +153,10 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
         DataError: It has no local copy, or its columns are others.
     """
     keys = keys if isinstance(keys, HubReading) else HubReading()
-    found = files(directory)
-    if found is None:
+    data_files = files(directory)
+    if data_files is None:
         raise DataError("data-dir", "a directory of save_to_disk, or with Parquet files", str(directory))
-    parts = read_parts(directory, found, lambda path: _part_of(path.relative_to(directory)))
+    parts = read_parts(directory, data_files, lambda path: _part_of(path.relative_to(directory)))
     if keys.hf.train not in parts:
         raise DataError("hf.train", f"one of {', '.join(sorted(parts))}", keys.hf.train)
     for key, name, usual in (("hf.validation", keys.hf.validation, "validation"), ("hf.test", keys.hf.test, "test")):
@@ -167,8 +167,8 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
     others = [f"{name} ({len(part.table):,} rows)" for name, part in sorted(parts.items()) if name not in _read(keys)]
     notes = (f"hf.train, hf.validation, hf.test: parts that are not read: {', '.join(others)}",) if others else ()
     if source.validation_count:
-        held, train = keys.hf.validation, keys.hf.train
-        notes = (f"split.validation: the part {held} is the validation part; none of {train} is held out", *notes)
+        validation, train = keys.hf.validation, keys.hf.train
+        notes = (f"split.validation: the part {validation} is the validation part; none of {train} is held out", *notes)
     return replace(source, info=replace(source.info, notes=(*source.info.notes, *notes)))
 
 
@@ -213,11 +213,11 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
             if keys.missing == "refuse":
                 refuse_gaps(f"{key} {name}", x, kinds)
         both = [pairs[name] for name in (hub.train, hub.test) if name in pairs]
-        found = table_of(key, both, people, names, Schema(column=kinds), keys, notes, validation)
+        source = table_of(key, both, people, names, Schema(column=kinds), keys, notes, validation)
     else:
         facts: dict[str, Any] = {"names": names, "task": task, "notes": notes, "validation": validation}
-        found = source_of(key, pairs[hub.train], pairs.get(hub.test), people, **facts)
-    return replace(found, info=replace(found.info, name="hf"))
+        source = source_of(key, pairs[hub.train], pairs.get(hub.test), people, **facts)
+    return replace(source, info=replace(source.info, name="hf"))
 
 
 def _check_part(key: str, part: Part, hub: HubSettings) -> None:
@@ -235,10 +235,10 @@ def _inputs(part: Part, hub: HubSettings) -> list[str]:
     """Return the column of images if there is one, and otherwise all columns of numbers but label and person."""
     rest = [name for name in part.names if name not in (hub.label, hub.person) and not INDEX.fullmatch(name)]
     images = [name for name in rest if part.is_image(name)]
-    found = images or [name for name in rest if part.is_number(name)]
-    if not found or len(images) > 1:
+    inputs = images or [name for name in rest if part.is_number(name)]
+    if not inputs or len(images) > 1:
         raise DataError("hf.inputs", f"one or more of {', '.join(rest)}", "nothing")
-    return found
+    return inputs
 
 
 def _is_table(part: Part, columns: Sequence[str]) -> bool:
@@ -271,8 +271,8 @@ def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]
         check_alike(key, arrays)
         return np.stack(arrays)
     try:
-        found = np.asarray(part.cells(name))
-        return found.astype(np.int64 if found.dtype.kind in "iu" else np.float64)
+        values = np.asarray(part.cells(name))
+        return values.astype(np.int64 if values.dtype.kind in "iu" else np.float64)
     except Exception as error:  # of NumPy or pyarrow
         raise DataError(f"{key}, column {name}", READABLE, part.kind(name)) from error
 

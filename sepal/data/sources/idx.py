@@ -38,7 +38,7 @@ class Idx(NamedTuple):
         return [path for path in (_existing(raw, name) for name in self._names()) if path is not None]
 
     def _names(self) -> Sequence[str]:
-        return [f"{stem}-{what}" for stem in self.stems for what in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+        return [f"{stem}-{kind}" for stem in self.stems for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
 
     def files(self, directory: Path) -> list[Path] | None:
         """Return the files that identify the data; None if one is missing."""

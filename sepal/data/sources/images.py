@@ -183,12 +183,12 @@ def check_alike(key: str, arrays: Sequence[NDArray[Any]]) -> None:
     if not all(array.dtype.name in PIXELS and array.ndim in (2, 3) for array in arrays):
         got = counted(f"{array.dtype} {array.shape}" for array in arrays)
         raise DataError(key, f"{len(arrays)} files of one shape and type", got)
-    found = {
+    counts_by_rule = {
         "one number of bits": counted(f"{8 * array.dtype.itemsize} bits" for array in arrays),
         "one size (folder.resize = 64)": counted(f"{array.shape[0]}x{array.shape[1]}" for array in arrays),
         "one number of channels (folder.channels = 3)": counted(_channels(array) for array in arrays),
     }
-    odd = {what: counts for what, counts in found.items() if "," in counts}
+    odd = {rule: counts for rule, counts in counts_by_rule.items() if "," in counts}
     raise DataError(key, f"{len(arrays)} images of {' and '.join(odd)}", "; ".join(odd.values()))
 
 
@@ -199,9 +199,9 @@ def _channels(image: NDArray[Any]) -> str:
 def counted(words: Iterable[str]) -> str:
     """Return how many there are of each word, the commonest first; separated by commas."""
     counts = Counter(words).most_common()
-    found = ", ".join(f"{count} of {word}" for word, count in counts[:KINDS])
+    listed = ", ".join(f"{count} of {word}" for word, count in counts[:KINDS])
     rest = counts[KINDS:]
-    return f"{found}, and {sum(count for _, count in rest)} of {len(rest)} more kinds" if rest else found
+    return f"{listed}, and {sum(count for _, count in rest)} of {len(rest)} more kinds" if rest else listed
 
 
 def left_out(bad: Sequence[DataError], key: str = "folder.on-bad-file: ") -> tuple[str, ...]:

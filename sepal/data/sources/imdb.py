@@ -65,8 +65,8 @@ def vocabulary(texts: list[list[str]], size: int) -> dict[str, int]:
 def encode(words: list[str], numbers: dict[str, int], length: int) -> NDArray[np.int16]:
     """Return the first ``length`` words as tokens, int16 (length,), padded at the end."""
     tokens = np.full(length, PAD, dtype=np.int16)
-    known = [numbers.get(word, UNKNOWN) for word in words[:length]]
-    tokens[: len(known)] = known
+    word_tokens = [numbers.get(word, UNKNOWN) for word in words[:length]]
+    tokens[: len(word_tokens)] = word_tokens
     return tokens
 
 

@@ -59,8 +59,8 @@ def read_inputs(
         DataError: No example can be read, their shapes differ, or a column or a cell is missing.
     """
     for suffix in (".npz", ".csv"):  # a directory that a run reads
-        if path.is_dir() and len(found := list(path.glob(f"*{suffix}"))) == 1:
-            path = found[0]
+        if path.is_dir() and len(matches := list(path.glob(f"*{suffix}"))) == 1:
+            path = matches[0]
     if path.suffix == ".npz":
         return _read_npz(path, numbers)
     if path.suffix == ".csv":
@@ -88,16 +88,16 @@ def read_inputs(
 
 def _read_all(files: Sequence[Path], look: Look) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
     """Return the files that can be read with their examples, and the errors of the others."""
-    found, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
+    examples, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
     unpacked = Unpacked(str(files[0].parent), sum(file.stat().st_size for file in files))
     for file in files:
         try:
-            found.append((file, read_example(file, look)))
+            examples.append((file, read_example(file, look)))
         except DataError as error:
             bad.append(error)
         else:
-            unpacked.add(found[-1][1].nbytes)
-    return found, bad
+            unpacked.add(examples[-1][1].nbytes)
+    return examples, bad
 
 
 def numbered(examples: npt.NDArray[np.generic]) -> list[str]:

@@ -41,8 +41,8 @@ def missing_in(words: Any) -> NDArray[np.bool_]:
     import pyarrow as pa
     from pyarrow import compute
 
-    found = compute.is_in(compute.utf8_lower(words), value_set=pa.array(MISSING, words.type))
-    return np.asarray(found.to_numpy(zero_copy_only=False), bool)
+    missing = compute.is_in(compute.utf8_lower(words), value_set=pa.array(MISSING, words.type))
+    return np.asarray(missing.to_numpy(zero_copy_only=False), bool)
 
 
 def _matches(words: Any, pattern: str) -> NDArray[np.bool_]:
@@ -128,9 +128,9 @@ def encoded(key: str, column: Column, cells: Any, first: int = 2) -> NDArray[np.
     codes = _codes(words, column.values)
     missing &= codes < 0  # a value may be called NA
     _refuse(key, column, words, (codes < 0) & ~missing, f"one of {_listed(column.values)}", first)
-    found = (codes[:, None] == np.arange(len(column.values))).astype(np.float64)
-    found[missing] = np.nan
-    return np.asarray(found)
+    indicators = (codes[:, None] == np.arange(len(column.values))).astype(np.float64)
+    indicators[missing] = np.nan
+    return np.asarray(indicators)
 
 
 def _listed(values: Sequence[str]) -> str:
@@ -176,17 +176,17 @@ def _refuse(key: str, column: Column, words: Any, bad: NDArray[np.bool_], expect
 
 def notes_on(columns: Sequence[Column]) -> tuple[str, ...]:
     """Return the line that says which columns are read as categories or times; none if all are numbers."""
-    found = [f"{column.name} ({len(column.values)} categories)" for column in columns if column.kind == "category"]
-    found += [f"{column.name} (times)" for column in columns if column.kind == "time"]
-    line = f"columns read as other than numbers: {', '.join(found)}; `sepal data inspect` shows all"
+    described = [f"{column.name} ({len(column.values)} categories)" for column in columns if column.kind == "category"]
+    described += [f"{column.name} (times)" for column in columns if column.kind == "time"]
+    line = f"columns read as other than numbers: {', '.join(described)}; `sepal data inspect` shows all"
     alike = [note for column in columns for note in alike_but_case(f"column {column.name}", column.values)]
-    return (line, *alike) if found else ()
+    return (line, *alike) if described else ()
 
 
-def alike_but_case(what: str, names: Sequence[str]) -> tuple[str, ...]:
+def alike_but_case(subject: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the line that says which names differ in case alone, such as Yes and yes; none if none do."""
     by_word: dict[str, list[str]] = {}
     for name in names:
         by_word.setdefault(name.casefold(), []).append(name)
     pairs = [" and ".join(same) for same in by_word.values() if len(same) > 1]
-    return (f"{what}: {_listed(pairs)} differ in case alone, and are read as different",) if pairs else ()
+    return (f"{subject}: {_listed(pairs)} differ in case alone, and are read as different",) if pairs else ()

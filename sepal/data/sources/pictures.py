@@ -17,11 +17,11 @@ from sepal.errors import DataError
 PICTURE = "a PIL image, a path, or an array (H, W) or (H, W, C), uint8 or uint16"
 
 
-def read_pictures(given: Any, shape: tuple[int, ...], look: Look) -> Inputs | None:
-    """Return pictures as their files would be read; None if ``given`` is other data.
+def read_pictures(data: Any, shape: tuple[int, ...], look: Look) -> Inputs | None:
+    """Return pictures as their files would be read; None if ``data`` is other data.
 
     Args:
-        given: One picture or a list of them, each a PIL image, an array (H, W) or (H, W, C), uint8 or uint16, or in a
+        data: One picture or a list of them, each a PIL image, an array (H, W) or (H, W, C), uint8 or uint16, or in a
             list the path of an image or a .npy file; or such an array (n, H, W[, C]). Three axes are one picture if the
             last has at most 4 entries, unless those are grey images of the model's size.
         shape: The shape of one example as the model takes it. Arrays of this size and these channels are not changed.
@@ -30,24 +30,24 @@ def read_pictures(given: Any, shape: tuple[int, ...], look: Look) -> Inputs | No
     Raises:
         DataError: A picture is none, cannot be read, or has another shape than the others.
     """
-    pictures = _listed(given, shape)
+    pictures = _listed(data, shape)
     if pictures is None:
         return None
     arrays = [_read(number, picture, shape, look) for number, picture in enumerate(pictures)]
     check_alike("data", arrays)
-    names = [name_of(Path(each).name) if isinstance(each, str | Path) else str(n) for n, each in enumerate(pictures)]
+    names = [name_of(Path(entry).name) if isinstance(entry, str | Path) else str(n) for n, entry in enumerate(pictures)]
     return Inputs(names, np.stack(arrays), None)
 
 
-def _listed(given: Any, shape: tuple[int, ...]) -> Sequence[Any] | None:
+def _listed(data: Any, shape: tuple[int, ...]) -> Sequence[Any] | None:
     """Return pictures one by one, at least one; None if there are none."""
-    if _is_image(given):
-        return [given]
-    if isinstance(given, list | tuple):
-        return given if any(isinstance(each, str | Path) or _is_picture(each, shape) for each in given) else None
-    if len(shape) != 3 or not _has_pixels(given):
+    if _is_image(data):
+        return [data]
+    if isinstance(data, list | tuple):
+        return data if any(isinstance(item, str | Path) or _is_picture(item, shape) for item in data) else None
+    if len(shape) != 3 or not _has_pixels(data):
         return None
-    array = np.asarray(given)
+    array = np.asarray(data)
     if array.ndim not in (2, 3, 4) or not array.size:
         raise DataError("data", "pixels of images (H, W[, C]) or (n, H, W[, C])", array.shape)
     if array.ndim == 4 or (array.ndim == 3 and array.shape[1:] in bytes_shapes(shape)):
@@ -59,29 +59,29 @@ def _listed(given: Any, shape: tuple[int, ...]) -> Sequence[Any] | None:
     return list(array)
 
 
-def _is_image(given: Any) -> bool:
-    return hasattr(given, "getexif")  # PIL's: it is imported only where an image is given
+def _is_image(item: Any) -> bool:
+    return hasattr(item, "getexif")  # PIL's: it is imported only where an image is given
 
 
-def _is_picture(given: Any, shape: tuple[int, ...]) -> bool:
-    return _is_image(given) or (len(shape) == 3 and _has_pixels(given) and given.ndim in (2, 3))
+def _is_picture(item: Any, shape: tuple[int, ...]) -> bool:
+    return _is_image(item) or (len(shape) == 3 and _has_pixels(item) and item.ndim in (2, 3))
 
 
-def _has_pixels(given: Any) -> bool:
-    return str(getattr(given, "dtype", "")).removeprefix("torch.") in PIXELS
+def _has_pixels(item: Any) -> bool:
+    return str(getattr(item, "dtype", "")).removeprefix("torch.") in PIXELS
 
 
-def _read(number: int, given: Any, shape: tuple[int, ...], look: Look) -> npt.NDArray[Any]:
+def _read(number: int, picture: Any, shape: tuple[int, ...], look: Look) -> npt.NDArray[Any]:
     key = f"data, picture {number}"
-    if isinstance(given, str | Path):
-        if Path(given).suffix.lower() not in EXAMPLES:
-            raise DataError(key, FILES, str(given))
-        return read_example(Path(given), look)
-    if _is_image(given):
-        return as_array(key, given, look)
-    array = np.asarray(given)
-    if not _is_picture(given, shape) or not array.size:
-        raise DataError(key, PICTURE, f"{array.dtype} {array.shape}" if array.ndim else type(given).__name__)
+    if isinstance(picture, str | Path):
+        if Path(picture).suffix.lower() not in EXAMPLES:
+            raise DataError(key, FILES, str(picture))
+        return read_example(Path(picture), look)
+    if _is_image(picture):
+        return as_array(key, picture, look)
+    array = np.asarray(picture)
+    if not _is_picture(picture, shape) or not array.size:
+        raise DataError(key, PICTURE, f"{array.dtype} {array.shape}" if array.ndim else type(picture).__name__)
     if array.shape in bytes_shapes(shape):
         return array.reshape(shape[1:]) if shape[0] == 1 else array
     from PIL import Image

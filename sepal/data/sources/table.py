@@ -159,8 +159,8 @@ def read_table(
         check_regular(path)
     header = _header(path, faults, {column.name for column in roles.columns})
     cells = faults.cells = _cells(path, header)
-    found = _places(path, header, cells, roles, labelled, faults)
-    targets, person, features, ignored, notes = found
+    places = _places(path, header, cells, roles, labelled, faults)
+    targets, person, features, ignored, notes = places
     columns, x = _read_features(path, cells, features, roles, faults)
     if not fill:
         with faults.noting():
@@ -171,7 +171,7 @@ def read_table(
     if labelled and person in cells:
         with faults.noting():
             people = _people(path, person, cells[person])
-    if (here := [name for name in targets if name in cells]) == list(targets) and here:
+    if (present_targets := [name for name in targets if name in cells]) == list(targets) and present_targets:
         with faults.noting("task, folder.label" if roles.targets else "folder.classes" if roles.classes else ""):
             if roles.targets:
                 y = np.asarray(_numbers(path, cells, targets))
@@ -184,10 +184,10 @@ def read_table(
 
 def _numbering(path: Path, columns: Sequence[Column], cells: dict[str, Any]) -> tuple[str, ...]:
     """Return the line that names columns which number the rows, 0, 1, 2, …: ids that say nothing."""
-    found = [column.name for column in columns if column.kind == "number" and _numbers_rows(cells[column.name])]
-    if not found:
+    numbering = [column.name for column in columns if column.kind == "number" and _numbers_rows(cells[column.name])]
+    if not numbering:
         return ()
-    return (f"{path}: {', '.join(found)} numbers the rows; folder.leave-out leaves it out if it is an id",)
+    return (f"{path}: {', '.join(numbering)} numbers the rows; folder.leave-out leaves it out if it is an id",)
 
 
 def _numbers_rows(cells: Any) -> bool:
@@ -226,7 +226,7 @@ def _places(
     targets, person = _targets(header, roles), roles.person or (PERSON if PERSON in header else "")
     others = {index, *targets, person, *roles.leave_out} - read
     features = tuple(name for name in header if name not in others)
-    there = set(features)  # there may be very many
+    feature_names = set(features)  # there may be very many
     for key, names in (("folder.leave-out", roles.leave_out), ("folder.person", (person,) if labelled else ())):
         if lacking := [name for name in names if name and name not in header]:
             with faults.noting(key):
@@ -236,7 +236,7 @@ def _places(
             named = ", ".join(roles.label) if roles.label else f"called `{LABEL}`"
             expected = f"the column with labels to be {named} (folder.label names another)"
             raise DataError(f"{path}, header", expected, ", ".join(features))
-    if lacking := [column.name for column in roles.columns if column.name not in there]:
+    if lacking := [column.name for column in roles.columns if column.name not in feature_names]:
         with faults.noting("folder.schema"):
             expected = f"all columns of the {'schema' if labelled else 'model'}, also {', '.join(lacking)}"
             raise DataError(f"{path}, header", expected, ", ".join(features))
@@ -250,38 +250,38 @@ def _targets(header: Sequence[str], roles: Roles) -> list[str]:
     """Return the columns of labels or targets."""
     if roles.label:
         return list(roles.label)
-    found = [name for name in header if roles.targets and (name == LABEL or name.startswith(TARGET))]
-    return found or [LABEL]
+    targets = [name for name in header if roles.targets and (name == LABEL or name.startswith(TARGET))]
+    return targets or [LABEL]
 
 
 def _read_features(
     path: Path, cells: dict[str, Any], names: Sequence[str], roles: Roles, faults: Faults
 ) -> tuple[tuple[Column, ...], NDArray[np.float64]]:
     """Return what columns are, and what they become, float64 (n, inputs)."""
-    asked: Sequence[Column | str] = roles.columns or names
-    wanted = [column for column in asked if (column if isinstance(column, str) else column.name) in cells]
+    requested: Sequence[Column | str] = roles.columns or names
+    present = [column for column in requested if (column if isinstance(column, str) else column.name) in cells]
     rows, width = len(next(iter(cells.values()))), 0
     unpacked = Unpacked(f"{path}, with {INPUT} bytes for each row and category", path.stat().st_size)
-    numbers = np.empty((rows, len(wanted)))
+    numbers = np.empty((rows, len(present)))
     columns, blocks = list[Column](), list[NDArray[np.float64]]()
-    for place, column in enumerate(wanted):
+    for index, column in enumerate(present):
         name = column if isinstance(column, str) else column.name
-        known_one = _kind(name, cells[name], roles.codes) if isinstance(column, str) else column
-        faults.kinds[name] = known_one
-        width += len(known_one.inputs)
+        resolved = _kind(name, cells[name], roles.codes) if isinstance(column, str) else column
+        faults.kinds[name] = resolved
+        width += len(resolved.inputs)
         check_width(str(path), width)
-        unpacked.add(INPUT * rows * len(known_one.inputs))
+        unpacked.add(INPUT * rows * len(resolved.inputs))
         with faults.noting(f"folder.leave-out = {name}, or its kind in {FILE}"):
-            if known_one.kind == "text":
+            if resolved.kind == "text":
                 raise _unreadable(path, name, cells[name])
-            if known_one.kind == "number":
-                numbers[:, place] = _column(path, name, cells[name], gaps=True)
-                blocks.append(numbers[:, place : place + 1])
-            elif known_one.inputs:
-                blocks.append(encoded(str(path), known_one, cells[name]))
-            columns.append(known_one)
+            if resolved.kind == "number":
+                numbers[:, index] = _column(path, name, cells[name], gaps=True)
+                blocks.append(numbers[:, index : index + 1])
+            elif resolved.inputs:
+                blocks.append(encoded(str(path), resolved, cells[name]))
+            columns.append(resolved)
     read = tuple(column for column in columns if column.inputs)
-    plain = len(blocks) == len(wanted) and all(block.base is numbers for block in blocks)
+    plain = len(blocks) == len(present) and all(block.base is numbers for block in blocks)
     return read, numbers if plain or not blocks else np.concatenate(blocks, axis=1)
 
 
@@ -323,14 +323,14 @@ def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int
         first: The number by which its first row is known.
     """
     gaps = _gaps(x, columns)
-    rows, places = np.nonzero(gaps)
+    rows, column_indices = np.nonzero(gaps)
     if len(rows):
-        lacking = {columns[place].kind for place in places.tolist()}
+        lacking = {columns[index].kind for index in column_indices.tolist()}
         does = ["fills in the client's mean"] if lacking != {"category"} else []
         does += ["takes a missing category for none of its values"] if "category" in lacking else []
-        what = "value" if "category" in lacking else "number"
-        expected = f'a {what} in every cell (a run with folder.missing = "mean" {" and ".join(does)})'
-        where = f"{key}, row {rows[0] + first}, column {columns[places[0]].name}"
+        noun = "value" if "category" in lacking else "number"
+        expected = f'a {noun} in every cell (a run with folder.missing = "mean" {" and ".join(does)})'
+        where = f"{key}, row {rows[0] + first}, column {columns[column_indices[0]].name}"
         raise DataError(where, expected, f"{len(rows)} without one: {count_gaps(x, columns)}")
 
 
@@ -341,11 +341,11 @@ def _gaps(x: NDArray[Any], columns: Sequence[Column]) -> NDArray[np.bool_]:
 
 def first_inputs(columns: Sequence[Column]) -> list[int]:
     """Return the place of each column's first input."""
-    places, place = [], 0
+    starts, start = [], 0
     for column in columns:
-        places.append(place)
-        place += len(column.inputs)
-    return places
+        starts.append(start)
+        start += len(column.inputs)
+    return starts
 
 
 def check_width(key: str, columns: int) -> None:
@@ -384,8 +384,8 @@ def _header(path: Path, faults: Faults, verbatim: Collection[str] = ()) -> list[
         with faults.noting():
             raise fault
     counts = Counter(header)
-    named = {place for place, name in enumerate(header) if counts[name] == 1 and (name.strip() or not place)}
-    return [name if place in named else f"column {place + 1}" for place, name in enumerate(header)]
+    named = {index for index, name in enumerate(header) if counts[name] == 1 and (name.strip() or not index)}
+    return [name if index in named else f"column {index + 1}" for index, name in enumerate(header)]
 
 
 def check_names(key: str, names: Sequence[str], index: bool = False) -> None:
@@ -396,12 +396,12 @@ def check_names(key: str, names: Sequence[str], index: bool = False) -> None:
 
 def _name_faults(key: str, names: Sequence[str], index: bool) -> Iterator[DataError]:
     for twice in [name for name, count in Counter(names).items() if count > 1 and name.strip()]:
-        columns = [place for place, name in enumerate(names, 1) if name == twice]
+        columns = [number for number, name in enumerate(names, 1) if name == twice]
         got = f"{twice!r} for the columns {', '.join(map(str, columns))}"
         yield DataError(key, "a different name for every column", got)
-    for place, name in enumerate(names, 1):
-        if not name.strip() and not (index and place == 1):
-            yield DataError(key, "a name for every column", f"none for column {place}")
+    for number, name in enumerate(names, 1):
+        if not name.strip() and not (index and number == 1):
+            yield DataError(key, "a name for every column", f"none for column {number}")
 
 
 def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
@@ -415,7 +415,7 @@ def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
         wrong.append(row)
         return "error"
 
-    numbered = [str(place) for place in range(len(header))]
+    numbered = [str(index) for index in range(len(header))]
     try:
         quoted = _check_quotes(path)
         with path.open("rb") as file:
@@ -431,8 +431,8 @@ def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
         if wrong:
             expected = f"{len(header)} cells, as the header has"
             raise DataError(f"{path}, row {wrong[0].number}", expected, wrong[0].actual_columns) from None
-        what = DataError(str(path), "a CSV file with a header", one_line(str(error), 200))
-        raise _not_utf8(path) or what from error
+        fault = DataError(str(path), "a CSV file with a header", one_line(str(error), 200))
+        raise _not_utf8(path) or fault from error
     if not len(table):
         raise DataError(str(path), "rows under a header", "no row")
     return dict(zip(header, table.columns, strict=True))
@@ -479,8 +479,8 @@ def _is_index(name: str, cells: Any) -> bool:
 def _numbers(path: Path, cells: dict[str, Any], names: Sequence[str], gaps: bool = False) -> NDArray[np.float64]:
     """Return columns as numbers (n, columns); with ``gaps``, NaN for those that are missing."""
     x = np.empty((len(next(iter(cells.values()))), len(names)))
-    for place, name in enumerate(names):
-        x[:, place] = _column(path, name, cells[name], gaps)
+    for index, name in enumerate(names):
+        x[:, index] = _column(path, name, cells[name], gaps)
     return x
 
 

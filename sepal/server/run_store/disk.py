@@ -75,8 +75,8 @@ class DiskRunStore:
         return self._directory / "records" / f"{round:06d}"
 
     def _files(self) -> list[Path]:
-        found = (path for path in self._directory.glob("round-*.safetensors") if _CHECKPOINT.match(path.name))
-        return sorted(found, key=_round_of)
+        paths = (path for path in self._directory.glob("round-*.safetensors") if _CHECKPOINT.match(path.name))
+        return sorted(paths, key=_round_of)
 
     def _is_another(self, run: str) -> bool:
         return bool(run and self._run) and run != self._run
@@ -87,7 +87,7 @@ class DiskRunStore:
 
     def latest(self) -> RunState | None:
         """Return the newest readable checkpoint; damaged ones are renamed and skipped."""
-        found = None
+        newest = None
         for path in reversed(self._files()):
             try:
                 progress = self._load(path)
@@ -97,13 +97,13 @@ class DiskRunStore:
                 continue
             self._durable[progress.round] = progress.versions
             self._run = self._run or progress.run
-            found = found or progress
+            newest = newest or progress
         if best := self.best():
             self._best_versions = best.versions
         damaged = sorted(path.name for path in self._directory.glob("round-*.damaged"))
-        if damaged and not found:  # not a new run, so it must not start again from the beginning
+        if damaged and not newest:  # not a new run, so it must not start again from the beginning
             raise StateError(str(self._directory), "a checkpoint that can be read", ", ".join(damaged))
-        return found
+        return newest
 
     def _load(self, path: Path) -> RunState:
         progress = _read(path, self._state)
@@ -176,9 +176,9 @@ class DiskRunStore:
         text = json.dumps({"run": self._run, "record": structure})
         write_atomically(self._record(record.round), f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
 
-    def _rounds(self, part: str, wanted: Callable[[int], bool]) -> list[Path]:
-        found = list((self._directory / part).iterdir())
-        return [path for path in found if _ROUND.match(path.name) and wanted(int(path.name))]
+    def _rounds(self, part: str, is_selected: Callable[[int], bool]) -> list[Path]:
+        entries = list((self._directory / part).iterdir())
+        return [path for path in entries if _ROUND.match(path.name) and is_selected(int(path.name))]
 
     def undo(self, record: RoundRecord) -> None:
         """Go back to before ``record.round``, which is to be repeated; durable when this returns.
@@ -285,14 +285,14 @@ class DiskRunStore:
 
     def evicted(self) -> frozenset[str]:
         """Return the names of the files in ``evicted/``, which :func:`evict` makes."""
-        place = self._directory / EVICTED
-        return frozenset(path.name for path in place.iterdir() if NAME.match(path.name)) if place.is_dir() else NOBODY
+        folder = self._directory / EVICTED
+        return frozenset(path.name for path in folder.iterdir() if NAME.match(path.name)) if folder.is_dir() else NOBODY
 
 
 def checkpoints_of(run: Path) -> list[Path]:
     """Return the checkpoints in a run directory, in order: regular files, and no links that lead out of it."""
-    found = (run / "checkpoints").glob("round-*.safetensors")
-    return sorted((path for path in found if _CHECKPOINT.match(path.name) and is_regular(path, run)), key=_round_of)
+    paths = (run / "checkpoints").glob("round-*.safetensors")
+    return sorted((path for path in paths if _CHECKPOINT.match(path.name) and is_regular(path, run)), key=_round_of)
 
 
 def read_checkpoint(path: Path, state: type) -> RunState:
@@ -339,16 +339,16 @@ def evict(directory: Path, client: str) -> str:
     """
     if not NAME.match(client):
         raise RosterError("client", "at most 64 letters, digits, '.', '_' or '-'", client)
-    known, run = set[str](), directory.parent
+    names, run = set[str](), directory.parent
     checkpoints = sorted(directory.glob("round-*.safetensors"))
-    for place in (directory, *checkpoints):
-        if os.path.lexists(place) and not is_inside(place, run):
-            raise StateError(str(place), f"a file or directory in {run}", "a link that leads out of it")
+    for store_path in (directory, *checkpoints):
+        if os.path.lexists(store_path) and not is_inside(store_path, run):
+            raise StateError(str(store_path), f"a file or directory in {run}", "a link that leads out of it")
     if (directory / EVICTED).is_symlink():
         raise StateError(str(directory / EVICTED), "a directory", "a link")
     for path in checkpoints:
         try:
-            known |= json.loads(read_tensors(path)[1])["roster"].keys()
+            names |= json.loads(read_tensors(path)[1])["roster"].keys()
         except (KeyError, AttributeError) as reason:
             raise StateError(str(path), "a checkpoint of a run", f"{type(reason).__name__}: {reason}") from None
     for path in (directory / "records").glob("[0-9]*"):
@@ -356,12 +356,12 @@ def evict(directory: Path, client: str) -> str:
         with suppress(OSError, ValueError, KeyError, TypeError, StateError):
             text = read_text(path, ROWS, within=run).partition("\n")[2]
             check_parts(path, text)
-            known |= {info["name"] for info in json.loads(text)["record"]["joined"]}
+            names |= {info["name"] for info in json.loads(text)["record"]["joined"]}
     if directory.exists():  # a server could not read what another user puts there, and would end
         check_owner(directory)
     make_directory(directory / EVICTED)
     write_atomically(directory / EVICTED / client, b"")
-    return "" if client in known else suggest("no record of the run has that name", client, known)
+    return "" if client in names else suggest("no record of the run has that name", client, names)
 
 
 def _round_of(checkpoint: Path) -> int:
