@@ -104,9 +104,7 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
     assert f"--certs: expected a directory of `sepal certs` for {command[-1][:7]}" in done.stderr
     begun = []
     monkeypatch.setattr(rejoining, "stay", lambda *arguments: begun.append("join"))
-    monkeypatch.setattr(
-        submission, "alone", lambda directory: begun.append("serve") or nullcontext().none
-    )  # ends there
+    monkeypatch.setattr(submission, "alone", lambda path: begun.append("serve") or nullcontext().none)  # ends there
     sepal(*command, "--insecure")
     assert begun == command[:1]
 

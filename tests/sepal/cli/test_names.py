@@ -69,9 +69,7 @@ def test_a_comparison_and_a_tuning_are_one_line(stored):
 
 
 def test_every_name_that_ls_prints_is_taken(stored):
-    names = [
-        name for arguments in ((), ("pets",), ("rates",), ("elsewhere",), ("elsewhere/b",)) for name in rows(*arguments)
-    ]
+    names = [name for folder in ((), ("pets",), ("rates",), ("elsewhere",), ("elsewhere/b",)) for name in rows(*folder)]
     assert len(names) == 9
     for name in names:
         assert sepal("show", name).exit_code == 0, name

@@ -197,8 +197,8 @@ def test_one_run_and_one_that_goes_on_have_a_report_and_one_without_rounds_not(t
 
 def test_the_page_of_several_runs_leaves_the_report_of_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, two, far = (write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("a/1", "a/2", "b/3")))
-    for runs, file in (([first], first / "report.html"), ([first, two], first.parent / "comparison.html")):
+    first, second, far = (write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("a/1", "a/2", "b/3")))
+    for runs, file in (([first], first / "report.html"), ([first, second], first.parent / "comparison.html")):
         assert CliRunner().invoke(app, ["report", *map(str, runs)]).stdout == f"written to {file}\n"
         assert file.is_file()
     before = (first / "report.html").read_bytes()
