@@ -51,13 +51,13 @@ def test_clients_that_fail_alike_are_one_cause_with_their_names():
 def test_causes_that_differ_in_the_client_alone_are_one_and_none_is_cut():
     words = "no file " + "of the clinic " * 12
     many = [DataError(f"client-{n}: data", "rows", f"{words}{n}") for n in range(9)]
-    told = causes_of([*many, DataError("client-9: lr", "less", "more")])
-    assert told == (
+    causes = causes_of([*many, DataError("client-9: lr", "less", "more")])
+    assert causes == (
         f"data: expected rows, got {words}0 (client-0, client-1, client-2 and 6 more); "
         "lr: expected less, got more (client-9)"
     )
-    error = UnfitError("10 of 10 clients", "take part", told)
-    assert str(error) == f"10 of 10 clients cannot take part: {told}"
+    error = UnfitError("10 of 10 clients", "take part", causes)
+    assert str(error) == f"10 of 10 clients cannot take part: {causes}"
     assert str(through_a_pipe(error)) == str(error)
 
 

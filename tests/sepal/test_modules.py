@@ -22,7 +22,7 @@ def net(build=own_models.tied):
 def test_bring_back_undoes_set_aside(build):
     module = net(build)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    names = [[name for name, _ in module.named_parameters(remove_duplicate=each)] for each in (True, False)]
+    names = [[name for name, _ in module.named_parameters(remove_duplicate=once)] for once in (True, False)]
     bring_back(set_aside(module))
     after = module.state_dict()
     assert before.keys() == after.keys()

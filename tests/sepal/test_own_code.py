@@ -35,15 +35,15 @@ def load(argument):
 
 
 def caught(function, *arguments):
-    with pytest.raises(Exception) as found:  # noqa: PT011 (any)
+    with pytest.raises(Exception) as raised:  # noqa: PT011 (any)
         function(*arguments)
-    found.value.__traceback__ = found.value.__traceback__.tb_next  # without this file's own line
-    return found.value
+    raised.value.__traceback__ = raised.value.__traceback__.tb_next  # without this file's own line
+    return raised.value
 
 
 def test_the_last_own_frames_are_named_and_no_others():
-    place = helper.__code__.co_firstlineno + 1, load.__code__.co_firstlineno + 1
-    words = f"KeyError: '1' (test_own_code.py:{place[0]} in helper, called at test_own_code.py:{place[1]} in load)"
+    lines = helper.__code__.co_firstlineno + 1, load.__code__.co_firstlineno + 1
+    words = f"KeyError: '1' (test_own_code.py:{lines[0]} in helper, called at test_own_code.py:{lines[1]} in load)"
     assert user_modules.described(caught(load, 1)) == words
 
 

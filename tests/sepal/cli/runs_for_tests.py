@@ -73,19 +73,19 @@ def write_run(
         }
         clients = [
             {
-                "name": f"client-{place:05}",
+                "name": f"client-{position:05}",
                 "received": value,
                 "trained": value,
                 "pooled": None,
                 "kept": value if kept else None,
                 "further": {f"trained-shift-{p}": value for p in (0, 100)} if shift and last else {},
                 "examples": 10,
-                "capacity": (capacities or [1.0] * count)[place],
+                "capacity": (capacities or [1.0] * count)[position],
                 "up": UP,
                 "down": DOWN,
                 "metrics": {"multiply-adds": 1000.0, "steps": 1.0, "pruned": 0.1 * number},
             }
-            for place, value in enumerate(values)
+            for position, value in enumerate(values)
         ]
         lines.append(
             {
@@ -119,7 +119,9 @@ def write_run(
         "name": path.name,
         "complete": True,
         "rounds": 2,
-        "accuracy": {v: found and {**found, "best": None} for v, found in lines[-1]["accuracy"].items()},
+        "accuracy": {
+            v: view_figures and {**view_figures, "best": None} for v, view_figures in lines[-1]["accuracy"].items()
+        },
         "further": {f"trained-shift-{p}": figures(accuracies) for p in (0, 100)} if shift else {},
         "bytes": lines[-1]["bytes"],
         "seconds": {"total": 4.5, "train": 3.0, "server": 1.5},

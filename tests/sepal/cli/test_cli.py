@@ -138,11 +138,11 @@ def test_a_verbose_run_says_why_steps_are_not_captured(here, caplog, workers):
     caplog.set_level("WARNING", "sepal")  # and puts the level back
     caplog.handler.setLevel("DEBUG")
     arguments = ["run", *SETS, "--rounds", 1, "--set", "engine.capture=true", "--set", "device=cpu"]
-    said = "engine.capture: steps are captured on CUDA only; on cpu they are made one by one"
+    message = "engine.capture: steps are captured on CUDA only; on cpu they are made one by one"
     assert sepal(*arguments, "--workers", workers, "--name", "quiet").exit_code == 0
-    assert said not in caplog.messages
+    assert message not in caplog.messages
     assert sepal(*arguments, "--workers", workers, "--name", "verbose", "--verbose").exit_code == 0
-    assert said in caplog.messages
+    assert message in caplog.messages
 
 
 def test_a_run_of_the_name_with_another_key_is_refused(finished):

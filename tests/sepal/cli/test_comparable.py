@@ -40,17 +40,17 @@ def photos(tmp_path, monkeypatch):
     """A working directory with two directories of 24 images in two classes."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
-    for place in ("A", "B"):
+    for site in ("A", "B"):
         for name, low in (("dark", 0), ("light", 128)):
-            (tmp_path / place / name).mkdir(parents=True)
+            (tmp_path / site / name).mkdir(parents=True)
             for number in range(12):
                 image = random.integers(low, low + 128, (8, 8)).astype(np.uint8)
-                Image.fromarray(image).save(tmp_path / place / name / f"{number}.png")
+                Image.fromarray(image).save(tmp_path / site / name / f"{number}.png")
     return tmp_path
 
 
-def train(place, name):
-    keys = {"dataset": "folder", "data-dir": place, "method": "local", "clients": 2, "rounds": 1}
+def train(site, name):
+    keys = {"dataset": "folder", "data-dir": site, "method": "local", "clients": 2, "rounds": 1}
     keys |= {"partition.name": "iid", "split.validation": 0.0}
     sets = [f"--set={key}={value}" for key, value in keys.items()]
     assert sepal("run", *sets, "--name", name, "--workers", 1).exit_code == 0
@@ -125,8 +125,8 @@ def test_a_report_has_no_place_of_this_machine(tmp_path, key):
 
 
 def test_runs_with_other_clients_are_not_shown_beside_each_other(tmp_path):
-    one, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", closing=[0.5, 0.6])
-    assert "clients: expected 3, as in " in refusal("show", one, "--beside", other)
+    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b", closing=[0.5, 0.6])
+    assert "clients: expected 3, as in " in refusal("show", first, "--beside", second)
 
 
 def test_a_comparison_is_found_by_its_name_and_refuses_what_is_for_one_run(tmp_path, monkeypatch):
@@ -211,9 +211,9 @@ def test_paired_differences_of_deployed_models(three, monkeypatch):
     """Ditto's user has the kept model, 10 %, and FedAvg's the received one, 20 %; trained, both have 30 %."""
     values = {"kept": 0.1, "received": 0.2, "trained": 0.3}
     monkeypatch.setattr(RunResult, "clients", lambda self, view: dict.fromkeys("abc", values[view]))
-    found = read_comparison([str(three)])
-    assert dict(found.differences("", "deployed"))["ditto − fedavg"].mean == pytest.approx(-0.1)
-    assert dict(found.differences("", "trained"))["ditto − fedavg"].mean == 0
+    comparison = read_comparison([str(three)])
+    assert dict(comparison.differences("", "deployed"))["ditto − fedavg"].mean == pytest.approx(-0.1)
+    assert dict(comparison.differences("", "trained"))["ditto − fedavg"].mean == 0
     table = sepal("show", three, "--all").stdout.partition("paired difference")[2]
     assert re.search(r"deployed +kept\n(.|\n)+received +trained\n", table)
     assert re.search(r"ditto − fedavg +-10\.0 \[-10\.0, -10\.0\] +\+0\.0", table)

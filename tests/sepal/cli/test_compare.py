@@ -168,15 +168,15 @@ def test_a_half_written_metrics_file_is_one_line(tmp_path):
 
 def test_figures_over_seeds_and_pairs(tmp_path):
     """Means .6 and .7 give .65 ± .0707 (ddof 1). Differences .1, .2, .3 over clients: .2 ± 4.303·.1/√3 = .248."""
-    found = over_seeds([0.6, 0.7])
-    assert (found.text(), found.count) == ("65.0 ± 7.1", 2)
+    figure = over_seeds([0.6, 0.7])
+    assert (figure.text(), figure.count) == ("65.0 ± 7.1", 2)
     assert over_seeds([0.6]).text() == "60.0"
     assert over_seeds([]) is None
     a = write_run(tmp_path / "a", closing=[0.5, 0.6, 0.7])
     b = write_run(tmp_path / "b", closing=[0.4, 0.4, 0.4])
-    (ours,), (theirs,) = (read_comparison([str(path)]).variants("") for path in (a, b))
-    assert ours.difference(theirs, "trained").text(sign="+") == "+20.0 [-4.8, +44.8]"
-    assert ours.difference(theirs, "kept") is None
+    (first,), (second,) = (read_comparison([str(path)]).variants("") for path in (a, b))
+    assert first.difference(second, "trained").text(sign="+") == "+20.0 [-4.8, +44.8]"
+    assert first.difference(second, "kept") is None
     two = write_run(tmp_path / "c", closing=[0.5, 0.6])
     (few,) = read_comparison([str(two)]).variants("")
     assert few.difference(few, "trained").spread is None  # two clients have no interval

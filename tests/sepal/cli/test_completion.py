@@ -23,23 +23,23 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def home(tmp_path_factory):
     """A directory with runs, and the command on its path."""
-    place = tmp_path_factory.mktemp("completion")
-    write_run(place / "runs" / "first")
-    write_run(place / "runs" / "folder" / "second")
-    (place / "bin").mkdir()
-    script = place / "bin" / "sepal"
+    home = tmp_path_factory.mktemp("completion")
+    write_run(home / "runs" / "first")
+    write_run(home / "runs" / "folder" / "second")
+    (home / "bin").mkdir()
+    script = home / "bin" / "sepal"
     script.write_text(f"#!{sys.executable}\nfrom sepal.cli.main import main\n\nmain()\n")
     script.chmod(0o755)
-    return place
+    return home
 
 
-def completed(place, *words):
+def completed(home, *words):
     """What bash offers after ``words``, of which the last is not complete."""
-    environment = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(place)}
+    environment = {"PATH": f"{home / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(home)}
     script = [BASH, "--noprofile", "--norc", "-c", ASKS, "bash", *words]
-    done = subprocess.run(script, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(script, cwd=home, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -63,8 +63,8 @@ def completed(place, *words):
         (["sepal", "compare", "ru"], []),
     ],
 )
-def test_bash_completes(place, words, offered):
-    assert completed(place, *words) == offered
+def test_bash_completes(home, words, offered):
+    assert completed(home, *words) == offered
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_name_that_a_shell_reads_otherwise_is_not_offered(name, tmp_path, monk
 
 
 @pytest.mark.parametrize("words", [["--method", "f"], ["--set", "p"], ["--name", "f"]])
-def test_nothing_that_takes_seconds_is_imported_to_complete(place, words):
+def test_nothing_that_takes_seconds_is_imported_to_complete(home, words):
     line = ["sepal", "run", *words]
-    environment = {"PYTHONPATH": str(ROOT), "HOME": str(place), "_SEPAL_COMPLETE": "complete_bash"}
+    environment = {"PYTHONPATH": str(ROOT), "HOME": str(home), "_SEPAL_COMPLETE": "complete_bash"}
     environment |= {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1), "PYTHONPROFILEIMPORTTIME": "1"}
-    command = [place / "bin" / "sepal"]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    command = [home / "bin" / "sepal"]
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "sepal.cli.app" in imported

@@ -39,8 +39,8 @@ def lines(values, full=False, **others):
 
 
 def verdict(values, **keys):
-    found = rise(lines(values, **keys), "received")
-    return found and found.goes_on
+    conclusion = rise(lines(values, **keys), "received")
+    return conclusion and conclusion.goes_on
 
 
 # whether a curve has converged
@@ -74,7 +74,7 @@ def test_noise_alone_is_rarely_called_a_rise_and_a_rise_in_noise_is_found():
     over_five = [
         mean_rise([rise(lines(0.8 + rng.normal(0, 0.02, 30)), "received") for _ in range(5)]) for _ in range(100)
     ]
-    assert sum(each.goes_on for each in over_five) <= 10
+    assert sum(conclusion.goes_on for conclusion in over_five) <= 10
 
 
 def test_it_is_the_deployed_models_curve_on_the_sampled_rounds():
@@ -112,8 +112,8 @@ def test_what_has_not_converged_is_marked_in_tables_and_files(rising):
     assert "fedavg * 60.0" in text
     assert "local * " not in text
     write_csv(list(by_variant(comparison)), rising / "comparison.csv")
-    found = {row["name"]: row["rise_at_the_end"] for row in csv.DictReader((rising / "comparison.csv").open())}
-    assert (float(found["fedavg"]), found["local"]) == (pytest.approx(0.15), "")
+    rises = {row["name"]: row["rise_at_the_end"] for row in csv.DictReader((rising / "comparison.csv").open())}
+    assert (float(rises["fedavg"]), rises["local"]) == (pytest.approx(0.15), "")
     run = PlannedRun("", "", "fedavg", 0, {"name": "fedavg-seed0", "method": "fedavg", "seed": 0})
     assert figures(run, rising).figures["rise"]["mean"] == pytest.approx(0.15)
     (rising / "fedavg-seed0" / "summary.json").unlink()
@@ -183,7 +183,7 @@ def test_runs_too_short_for_a_verdict_are_said_to_be_in_report_and_markdown(risi
 # leads
 
 
-def said(path, seeds, **accuracies):
+def conclusions_of(path, seeds, **accuracies):
     """What is said of runs with these accuracies by method: a list has one for each seed."""
     for method, values in accuracies.items():
         for seed in range(seeds):
@@ -194,21 +194,21 @@ def said(path, seeds, **accuracies):
 
 def test_a_lead_needs_an_interval_over_seeds_that_excludes_none(tmp_path):
     """.2, .1, .3: .2 ± 4.303 · .1 / √3 = .248. All clients are ahead each time, and still it is no lead."""
-    (line,) = said(tmp_path / "a", 3, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5], fedprox=[0.1, 0.1, 0.1])
+    (line,) = conclusions_of(tmp_path / "a", 3, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5], fedprox=[0.1, 0.1, 0.1])
     assert line == (
         "fedavg: better than fedprox (+60.0 [+35.2, +84.8]); no clear difference from fedem (+20.0 [-4.8, +44.8]). "
         "Points of deployed models, 95 % interval over 3 seeds."
     )
-    (line,) = said(tmp_path / "b", 3, fedavg=[0.3, 0.31, 0.3], fedem=[0.8, 0.8, 0.8])
+    (line,) = conclusions_of(tmp_path / "b", 3, fedavg=[0.3, 0.31, 0.3], fedem=[0.8, 0.8, 0.8])
     assert line.startswith("fedavg: worse than fedem (-49.7 [-51.1, -48.2]).")
 
 
 def test_one_seed_or_two_establish_no_lead(tmp_path):
-    (line,) = said(tmp_path / "a", 1, fedavg=[0.8], fedem=[0.2])
+    (line,) = conclusions_of(tmp_path / "a", 1, fedavg=[0.8], fedem=[0.2])
     assert line == "One seed is too few to say which is better: fedavg 80.0 %, fedem 20.0 % (deployed models)."
-    (line,) = said(tmp_path / "b", 2, fedavg=[0.8, 0.8], fedem=[0.2, 0.3])
+    (line,) = conclusions_of(tmp_path / "b", 2, fedavg=[0.8, 0.8], fedem=[0.2, 0.3])
     assert line.startswith("Two seeds are too few to say which is better: fedavg 80.0 ± 0.0 %, fedem 25.0 ± 7.1 %")
-    assert said(tmp_path / "c", 1, fedavg=[0.8]) == []
+    assert conclusions_of(tmp_path / "c", 1, fedavg=[0.8]) == []
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ def test_one_seed_or_two_establish_no_lead(tmp_path):
 )
 def test_of_one_difference_there_is_one_interval(tmp_path, seeds, over, figures):
     """Clients differ by the same: over them the interval is 0, and it must not stand beside that of the conclusion."""
-    concluded = said(tmp_path, seeds, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5])
-    found = read_comparison([str(tmp_path)])
-    sheet = difference_sheet(found, "")
+    concluded = conclusions_of(tmp_path, seeds, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5])
+    comparison = read_comparison([str(tmp_path)])
+    sheet = difference_sheet(comparison, "")
     assert sheet.head[0].startswith(f"paired difference over {over},")
     assert sheet.rows[0][1] == figures
     assert (figures in concluded[0]) == (seeds == 3)
-    (reading,) = (each.reading for each in charts(found, datasets(found)) if each.name == "pairs")
+    (reading,) = (chart.reading for chart in charts(comparison, datasets(comparison)) if chart.name == "pairs")
     assert f"with the 95 % interval over {over}." in reading
     assert ("a guide, no test" in reading) == (seeds == 1)
-    assert ("standard deviation over seeds" in legend(found)) == (seeds == 3)
+    assert ("standard deviation over seeds" in legend(comparison)) == (seeds == 3)

@@ -111,9 +111,9 @@ def test_tables_and_report_say_how_many_rounds_were_run(tmp_path: Path) -> None:
     assert [row["rounds"] for row in by_variant(comparison)] == [35.5, 50]
     (tmp_path / "one.toml").write_text('methods = ["fedavg"]\n[settings]\nrounds = 90\nclients = 3\n')
     (run,) = read_plan(tmp_path / "one.toml").runs()
-    found = figures(run, tmp_path)
-    assert found
-    assert (found.rounds, found.figures["stopped"]) == (30, "stop-after")
+    run_figures = figures(run, tmp_path)
+    assert run_figures
+    assert (run_figures.rounds, run_figures.figures["stopped"]) == (30, "stop-after")
 
 
 def test_a_comparison_runs_until_it_has_converged_and_again_runs_nothing(

@@ -30,26 +30,26 @@ def test_help_imports_nothing_heavy():
 
 
 def test_on_a_terminal_a_command_says_at_once_that_it_starts():
-    ours, theirs = pty.openpty()
+    reader, terminal = pty.openpty()
     command = [sys.executable, "-m", "sepal.cli", "methods"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT):
-        assert os.read(ours, 100).decode() == "sepal: starting …"
-    assert os.read(ours, 100).decode() == "\r\x1b[K", "and takes it back"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal, cwd=ROOT):
+        assert os.read(reader, 100).decode() == "sepal: starting …"
+    assert os.read(reader, 100).decode() == "\r\x1b[K", "and takes it back"
 
 
 def imported(*arguments: str) -> list[str]:
     """What a command prints on a terminal, a line each, and ``import NAME`` where it imports a package."""
-    ours, theirs = pty.openpty()
+    reader, terminal = pty.openpty()
     command = [sys.executable, "-X", "importtime", "-m", "sepal.cli", *arguments]
-    told = b""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as running:
-        os.close(theirs)
+    output = b""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal) as running:
+        os.close(terminal)
         with contextlib.suppress(OSError):  # the end of a terminal
-            while part := os.read(ours, 65536):
-                told += part
-    os.close(ours)
-    assert running.returncode in (0, 2), told[-1000:]
-    lines = told.decode().replace("\x1b[K", "\n").replace("…", "…\n").splitlines()
+            while part := os.read(reader, 65536):
+                output += part
+    os.close(reader)
+    assert running.returncode in (0, 2), output[-1000:]
+    lines = output.decode().replace("\x1b[K", "\n").replace("…", "…\n").splitlines()
     return [re.sub(r"import time:.*\| +", "import ", line).strip() for line in lines if line.strip()]
 
 
@@ -64,10 +64,10 @@ def imported(*arguments: str) -> list[str]:
     ],
 )
 def test_the_first_line_comes_before_what_takes_long_is_imported(arguments, line):
-    told = imported(*arguments)
-    heavy = [told.index(f"import {name}") for name in SLOW if f"import {name}" in told]
+    lines = imported(*arguments)
+    heavy = [lines.index(f"import {name}") for name in SLOW if f"import {name}" in lines]
     assert heavy
-    assert told.index(line) < min(heavy)
+    assert lines.index(line) < min(heavy)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,17 @@ def test_neither_the_command_nor_the_servers_app_names_a_method():
     """What is special about a method is in its record and found through it."""
     names = [name for name in registry.METHODS if name not in WORDS]
     titles = ["DM-PFL", "Sub-FedAvg"]
-    known = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, [*names, *titles]))})(?![\w-])", re.IGNORECASE)
+    pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, [*names, *titles]))})(?![\w-])", re.IGNORECASE)
     files = [
         file
         for folder in ("sepal/cli", "sepal/report", "sepal/runs", "server_app")
         for file in (ROOT / folder).rglob("*.py")
     ]
     assert len(files) > 30
-    found = {
+    mentions = {
         f"{file.relative_to(ROOT)}: {match[0]}"
         for file in files
         for text in texts(file)
-        for match in known.finditer(text)
+        for match in pattern.finditer(text)
     }
-    assert found == set()
+    assert mentions == set()

@@ -40,10 +40,10 @@ def test_certs_say_what_goes_where(here):
 
 
 def test_the_passphrase_of_a_new_authority_is_asked_for_twice_and_then_where_it_is_needed(here, monkeypatch):
-    made = CliRunner().invoke(app, ["certs", "fl", "--encrypt"], input="right\nright\n")
-    assert made.exit_code == 0, made.output
+    result = CliRunner().invoke(app, ["certs", "fl", "--encrypt"], input="right\nright\n")
+    assert result.exit_code == 0, result.output
     assert b"ENCRYPTED" in (here / "fl" / "ca" / "ca.key").read_bytes()
-    assert "right" not in made.output
+    assert "right" not in result.output
     assert sepal("certs", "fl", "--node", "a").exit_code == 0
     assert CliRunner().invoke(app, ["certs", "fl", "--host", "a.localhost"], input="wrong\n").exit_code == 2
     monkeypatch.setenv("SEPAL_CA_PASSPHRASE", "right")
@@ -52,8 +52,8 @@ def test_the_passphrase_of_a_new_authority_is_asked_for_twice_and_then_where_it_
 
 def test_a_key_is_revoked_by_its_name(here):
     sepal("certs", "fl", "--node", "site-a", "--node", "site-b")
-    told = sepal("revoke", "site-a", "--certs", "fl/server").stdout
-    assert "site-a: revoked" in told
+    output = sepal("revoke", "site-a", "--certs", "fl/server").stdout
+    assert "site-a: revoked" in output
     assert [path.name for path in (here / "fl/server/nodes").glob("*.pub")] == ["site-b.pub"]
     again = sepal("revoke", "site-a", "--certs", "fl/server")
     assert again.exit_code == 2
@@ -104,7 +104,7 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
     assert f"--certs: expected a directory of `sepal certs` for {command[-1][:7]}" in done.stderr
     begun = []
     monkeypatch.setattr(rejoining, "stay", lambda *arguments: begun.append("join"))
-    monkeypatch.setattr(submission, "alone", lambda place: begun.append("serve") or nullcontext().none)  # ends there
+    monkeypatch.setattr(submission, "alone", lambda path: begun.append("serve") or nullcontext().none)  # ends there
     sepal(*command, "--insecure")
     assert begun == command[:1]
 
@@ -120,11 +120,11 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
     ],
 )
 def test_a_client_with_files_of_its_own_has_no_number_unless_one_is_given(here, monkeypatch, options, part):
-    given = []
-    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: given.append(node_config))
+    node_configs = []
+    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: node_configs.append(node_config))
     done = sepal("join", "127.0.0.1:9092", "--name", "site", *options)
     assert done.exit_code == 0, done.output
-    assert {key: value for key, value in given[0].items() if key in ("partition-id", "num-partitions")} == part
+    assert {key: value for key, value in node_configs[0].items() if key in ("partition-id", "num-partitions")} == part
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_server_says_how_clients_join_by_whose_the_data_are(flat, words):
 
 
 def test_which_addresses_are_this_machine():
-    mine = ("127.0.0.1", "127.0.0.2", "localhost", "LOCALHOST", "::1", "[::1]", "::ffff:127.0.0.1")
+    local_hosts = ("127.0.0.1", "127.0.0.2", "localhost", "LOCALHOST", "::1", "[::1]", "::ffff:127.0.0.1")
     others = (
         "",
         "0.0.0.0",
@@ -152,7 +152,7 @@ def test_which_addresses_are_this_machine():
         "localhost.example",
         "127.0.0.1.example",
     )
-    assert [loopback(host) for host in (*mine, *others)] == [True] * len(mine) + [False] * len(others)
+    assert [loopback(host) for host in (*local_hosts, *others)] == [True] * len(local_hosts) + [False] * len(others)
 
 
 def test_several_capacities_are_taken_in_turn():
@@ -176,17 +176,17 @@ def test_what_a_server_keeps_is_its_runs(tmp_path):
     assert not list(second.iterdir())
     assert state_of(tmp_path, "first") == first
     assert (first / "nodes.json").exists(), "the same run goes on with its nodes"
-    assert {place.stat().st_mode & 0o077 for place in (first, second)} == {0}
+    assert {directory.stat().st_mode & 0o077 for directory in (first, second)} == {0}
 
 
 def test_a_run_without_a_name_begins_with_nothing_but_the_logs(tmp_path):
-    place = state_of(tmp_path, "")
+    state_directory = state_of(tmp_path, "")
     for name in ("nodes.json", "state.db", "run.log", "run.log.1"):
-        (place / name).write_text("")
-    (place / "app").mkdir()
+        (state_directory / name).write_text("")
+    (state_directory / "app").mkdir()
     assert sorted(path.name for path in state_of(tmp_path, "").iterdir()) == ["run.log", "run.log.1"]
     with pytest.raises(ConfigError, match=r"^name: "):
-        assemble({"name": place.name})
+        assemble({"name": state_directory.name})
 
 
 def test_a_server_keeps_its_state_by_the_name_of_its_run(here, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_second_process_of_a_client_is_refused_before_it_touches_its_home(tmp_
 def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_wrongly(monkeypatch):
     """As one that just starts may; at a first try it is another server, and the user has to know."""
     wrong, now = [Finding("API", False, "no gRPC")] * 3, [0.0]
-    answers = iter([*([one] for one in wrong), []])
+    answers = iter([*([finding] for finding in wrong), []])
     monkeypatch.setattr(rejoining, "examine", lambda address, credentials: iter(next(answers)))
     monkeypatch.setattr(rejoining.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(rejoining.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))

@@ -52,11 +52,11 @@ def test_an_exported_model_says_what_the_clients_model_says(runs, tmp_path, meth
     file = tmp_path / "model.safetensors"
     result = sepal("export", runs / method, "client-00001", "--out", file, "--view", "trained")
     assert result.exit_code == 0, result.output
-    found = model_of(runs / method, "client-00001", "trained")
-    np.testing.assert_allclose(load(file)(found.inputs), found.logits, atol=1e-5)
-    assert len(found.networks) == (2 if method == "dmpfl" else 1)
-    other = model_of(runs / method, "client-00000")
-    assert not np.allclose(load(file)(other.inputs), other.logits, atol=1e-5)  # it is this client's own
+    client_model = model_of(runs / method, "client-00001", "trained")
+    np.testing.assert_allclose(load(file)(client_model.inputs), client_model.logits, atol=1e-5)
+    assert len(client_model.networks) == (2 if method == "dmpfl" else 1)
+    other_model = model_of(runs / method, "client-00000")
+    assert not np.allclose(load(file)(other_model.inputs), other_model.logits, atol=1e-5)  # it is this client's own
 
 
 def test_a_client_of_one_class_is_told_so(tmp_path):
@@ -129,10 +129,10 @@ def test_before_the_closing_evaluation_there_is_only_what_the_client_keeps(runs,
 def test_channels_that_were_cut_are_not_in_the_file(runs):
     from sepal import models
 
-    found = model_of(runs / "subfedavg", "client-00000")
-    whole = models.build("digits-cnn-bn", found.origin.shape, found.origin.classes)
+    client_model = model_of(runs / "subfedavg", "client-00000")
+    whole = models.build("digits-cnn-bn", client_model.origin.shape, client_model.origin.classes)
     sizes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
-    assert any(tensor.shape < sizes[name] for name, tensor in found.networks[0].items())
+    assert any(tensor.shape < sizes[name] for name, tensor in client_model.networks[0].items())
 
 
 def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
@@ -149,8 +149,8 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
     assert tables[0][0] == ["label", "name", "probability"]
     assert [row[1] for row in tables[0][1:]] == [row[0] for row in tables[0][1:]], "digits have no other names"
     assert len(tables[0]) == 4
-    one = list(csv.reader(sepal("predict", file, tmp_path / "images" / "1.png").stdout.splitlines()))
-    assert one[1:] == [["1.png", *tables[0][2]]], "a single image"
+    single = list(csv.reader(sepal("predict", file, tmp_path / "images" / "1.png").stdout.splitlines()))
+    assert single[1:] == [["1.png", *tables[0][2]]], "a single image"
     bytes_scaled = (images[:, None] / 255.0).astype(np.float32)
     prepared = load(file).prepare(images)
     origin = load(file).origin
@@ -180,10 +180,10 @@ def test_bad_input_is_one_line(runs, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     np.savez("wide.npz", x=np.zeros((2, 9, 9), np.uint8))
-    found = model_of(runs / "fedpse", "client-00000")
-    save(tmp_path / "model", found.origin, found.networks)
-    place = [runs / text if (runs / text).exists() else text for text in arguments]
-    result = sepal(*place)
+    client_model = model_of(runs / "fedpse", "client-00000")
+    save(tmp_path / "model", client_model.origin, client_model.networks)
+    command = [runs / text if (runs / text).exists() else text for text in arguments]
+    result = sepal(*command)
     assert result.exit_code == 2
     assert words.replace("'", "") in result.stderr.replace("'", "")
     assert result.stderr.count("\n") == 1
@@ -203,13 +203,13 @@ def test_onnx_gives_the_same_logits(runs, tmp_path):
     pytest.importorskip("onnxscript")
     result = sepal("export", runs / "fedpse", "client-00000", "--out", tmp_path / "model.safetensors", "--onnx")
     assert result.exit_code == 0, result.output
-    found = model_of(runs / "fedpse", "client-00000")
+    client_model = model_of(runs / "fedpse", "client-00000")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (logits,) = session.run(None, {"x": found.inputs[:5]})
-    np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
+    (logits,) = session.run(None, {"x": client_model.inputs[:5]})
+    np.testing.assert_allclose(logits, client_model.logits[:5], atol=1e-4)
     about = session.get_modelmeta().custom_metadata_map
-    assert json.loads(about["class_names"]) == list(found.origin.class_names)
-    assert json.loads(about["std"]) == list(found.origin.std)
+    assert json.loads(about["class_names"]) == list(client_model.origin.class_names)
+    assert json.loads(about["std"]) == list(client_model.origin.std)
 
 
 def test_no_exported_file_names_a_path_of_this_machine(runs, tmp_path):
@@ -225,9 +225,9 @@ def test_no_exported_file_names_a_path_of_this_machine(runs, tmp_path):
 
 
 def test_predict_prints_the_names_of_classes(runs, tmp_path):
-    found = model_of(runs / "fedpse", "client-00000")
+    client_model = model_of(runs / "fedpse", "client-00000")
     names = tuple(f"digit {number}" for number in range(10))
-    save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
+    save(tmp_path / "named", replace(client_model.origin, class_names=names), client_model.networks)
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 8, 8), np.float32))
     rows = list(csv.DictReader(sepal("predict", tmp_path / "named", tmp_path / "x.npz").stdout.splitlines()))
     assert [row["name"] for row in rows] == [f"digit {row['label']}" for row in rows]
@@ -235,8 +235,8 @@ def test_predict_prints_the_names_of_classes(runs, tmp_path):
 
 @pytest.mark.parametrize("names", [("one",), ("\x1b[2J", *"123456789")])
 def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
-    found = model_of(runs / "fedpse", "client-00000")
-    save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
+    client_model = model_of(runs / "fedpse", "client-00000")
+    save(tmp_path / "named", replace(client_model.origin, class_names=names), client_model.networks)
     with pytest.raises(StateError, match="class_names without a printable name for each of 10 classes"):
         load(tmp_path / "named")
 
@@ -244,10 +244,10 @@ def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
 @pytest.mark.parametrize(("method", "readable"), [("dmpfl", True), ("fedavg", False), ("unknown", False)])
 def test_several_networks_are_combined_as_the_record_of_their_method_says(runs, tmp_path, method, readable):
     """A file's own word for the rule does not count: older versions wrote ``dmpfl-adaptive``."""
-    found = model_of(runs / "dmpfl", "client-00000", "trained")
-    save(tmp_path / "two", replace(found.origin, method=method, rule="dmpfl-adaptive"), found.networks)
+    client_model = model_of(runs / "dmpfl", "client-00000", "trained")
+    save(tmp_path / "two", replace(client_model.origin, method=method, rule="dmpfl-adaptive"), client_model.networks)
     if readable:
-        np.testing.assert_allclose(load(tmp_path / "two")(found.inputs), found.logits, atol=1e-5)
+        np.testing.assert_allclose(load(tmp_path / "two")(client_model.inputs), client_model.logits, atol=1e-5)
     else:
         with pytest.raises(ModelError, match="expected networks that its method says how to combine"):
             load(tmp_path / "two")
@@ -269,8 +269,8 @@ def test_a_torn_model_file_is_refused(tmp_path):
 
 
 def test_a_file_that_fills_without_means_is_refused(runs, tmp_path):
-    found = model_of(runs / "fedpse", "client-00000")
-    save(tmp_path / "m", replace(found.origin, fill=True), found.networks)
+    client_model = model_of(runs / "fedpse", "client-00000")
+    save(tmp_path / "m", replace(client_model.origin, fill=True), client_model.networks)
     with pytest.raises(StateError, match=r"origin\.fill without means"):
         load(tmp_path / "m")
 
@@ -285,12 +285,15 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
     assert result.exit_code == 0, result.output
     file = tmp_path / "model.safetensors"
     assert sepal("export", tmp_path / model, "client-00001", "--out", file, "--allow", name).exit_code == 0
-    found, module = model_of(tmp_path / model, "client-00001", allow={name}), load(file, {name}).module
-    np.testing.assert_allclose(load(file, {name})(found.inputs), found.logits, atol=1e-5)
+    client_model, module = model_of(tmp_path / model, "client-00001", allow={name}), load(file, {name}).module
+    np.testing.assert_allclose(load(file, {name})(client_model.inputs), client_model.logits, atol=1e-5)
     parameters = dict(module.named_parameters())
     assert len(list(module.parameters())) == (7 if model == "tied" else 8)
     assert parameters["embed.weight"].requires_grad == (model != "frozen")
-    assert ("embed.weight" in found.networks[0], "fc2.weight" in found.networks[0]) == (True, model != "tied")
+    assert ("embed.weight" in client_model.networks[0], "fc2.weight" in client_model.networks[0]) == (
+        True,
+        model != "tied",
+    )
     if model != "tied":
         assert ("1 of 8 tensors start as" in result.stderr) == (model == "pretrained")
         assert ("2 frozen tensors stay as" in result.stderr) == (model == "frozen")
@@ -298,8 +301,8 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
     pytest.importorskip("onnxscript")
     assert sepal("export", tmp_path / model, "1", "--out", file, "--onnx", "--allow", name).exit_code == 0
     session = onnxruntime.InferenceSession(file.with_suffix(".onnx"))
-    (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
-    np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: client_model.inputs[:5]})
+    np.testing.assert_allclose(logits, client_model.logits[:5], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -321,11 +324,11 @@ def test_ties_hold_through_freezing_adapters_and_export(tmp_path, model, keys):
     assert result.exit_code == 0, result.output
     file = tmp_path / "model.safetensors"
     assert sepal("export", tmp_path / "run", "client-00001", "--out", file, "--allow", name).exit_code == 0
-    found, loaded = model_of(tmp_path / "run", "client-00001", allow={name}), load(file, {name})
+    client_model, loaded = model_of(tmp_path / "run", "client-00001", allow={name}), load(file, {name})
     assert loaded.module.fc1.weight is loaded.module.fc2.weight
     assert (loaded.module.fc1.bias is loaded.module.fc2.bias) == (model == "frozen_and_tied")
     assert loaded.module.state_dict().keys() == bring_back(build(name, (1, 8, 8), 10)).state_dict().keys()
-    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-5)
+    np.testing.assert_allclose(loaded(client_model.inputs), client_model.logits, atol=1e-5)
 
 
 def test_tensors_without_axes_and_what_stays_with_a_client_are_exported(tmp_path):
@@ -340,8 +343,8 @@ def test_tensors_without_axes_and_what_stays_with_a_client_are_exported(tmp_path
     file = tmp_path / "model.safetensors"
     assert sepal("export", tmp_path / "run", "client-00001", "--out", file, "--allow", name).exit_code == 0
     loaded = load(file, {name})
-    found = model_of(tmp_path / "run", "client-00001", allow={name})
-    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-5)
+    client_model = model_of(tmp_path / "run", "client-00001", allow={name})
+    np.testing.assert_allclose(loaded(client_model.inputs), client_model.logits, atol=1e-5)
     state = loaded.module.state_dict()
     assert state["temperature"].shape == ()
     assert state["batches"] == module["batches"]
@@ -361,9 +364,9 @@ def test_a_pruned_layers_mask_is_neither_sent_nor_lost(tmp_path):
     assert pruned == pytest.approx(dense, rel=0.02)
     file = tmp_path / "model.safetensors"
     assert sepal("export", tmp_path / name[-5:], "client-00001", "--out", file, "--allow", name).exit_code == 0
-    found = model_of(tmp_path / name[-5:], "client-00001", allow={name})
-    np.testing.assert_allclose(load(file, {name})(found.inputs), found.logits, atol=1e-5)
-    mask = found.networks[0]["fc1.weight_mask"]
+    client_model = model_of(tmp_path / name[-5:], "client-00001", allow={name})
+    np.testing.assert_allclose(load(file, {name})(client_model.inputs), client_model.logits, atol=1e-5)
+    mask = client_model.networks[0]["fc1.weight_mask"]
     assert mask.mean() == 0.5
     np.testing.assert_array_equal(load(file, {name}).module.fc1.weight_mask, mask)
 
@@ -376,14 +379,14 @@ def test_predict_reports_accuracy_where_labels_are_there(runs, tmp_path):
     assert sepal("predict", file, tmp_path).stdout == sepal("predict", file, tmp_path / "x.npz").stdout != ""
     quiet = sepal("predict", file, tmp_path / "x.npz")
     assert "accuracy" not in quiet.stderr
-    said = [int(row[1]) for row in csv.reader(quiet.stdout.splitlines()[1:])]
-    np.savez(tmp_path / "xy.npz", x=x, y=[*said[:3], said[3] + 1])
-    told = sepal("predict", file, tmp_path / "xy.npz")
-    assert told.stderr.strip().endswith("accuracy 75.0 %: 3 of 4")
-    np.savez(tmp_path / "xy.npz", x=x, y=said)
-    told = sepal("predict", file, tmp_path / "xy.npz")
-    assert told.stderr == "balanced-accuracy 1, macro-f1 1\naccuracy 100.0 %: 4 of 4\n"
-    assert told.stdout == quiet.stdout
+    predicted = [int(row[1]) for row in csv.reader(quiet.stdout.splitlines()[1:])]
+    np.savez(tmp_path / "xy.npz", x=x, y=[*predicted[:3], predicted[3] + 1])
+    result = sepal("predict", file, tmp_path / "xy.npz")
+    assert result.stderr.strip().endswith("accuracy 75.0 %: 3 of 4")
+    np.savez(tmp_path / "xy.npz", x=x, y=predicted)
+    result = sepal("predict", file, tmp_path / "xy.npz")
+    assert result.stderr == "balanced-accuracy 1, macro-f1 1\naccuracy 100.0 %: 4 of 4\n"
+    assert result.stdout == quiet.stdout
 
 
 def test_inputs_of_a_table_and_of_directories_named_like_classes(tmp_path):

@@ -33,10 +33,10 @@ def four(most):
 def test_the_line_is_a_step_from_local_to_the_right_edge():
     """Values of .5 to .7 are 300 to 0 pixels. MB from 1/1.25 to 12.5 × 1.25: ln 1.25 / ln 19.53 of the width, .0751."""
     drawing = picture(Panels({"x": four(12.5)}), "light")
-    corners = [tuple(map(float, each.split(","))) for each in re.split("[ML]", STAIRS.search(drawing)[1])[1:]]
+    corners = [tuple(map(float, corner.split(","))) for corner in re.split("[ML]", STAIRS.search(drawing)[1])[1:]]
     first, last = WIDTH * 0.0751, WIDTH * (1 - 0.0751)
-    found = [(0, HEIGHT), (first, HEIGHT), (first, 150), (last, 150), (last, 0), (WIDTH, 0), (WIDTH, 0)]
-    assert [pytest.approx(each, abs=0.1) for each in found] == corners
+    expected = [(0, HEIGHT), (first, HEIGHT), (first, 150), (last, 150), (last, 0), (WIDTH, 0), (WIDTH, 0)]
+    assert [pytest.approx(point, abs=0.1) for point in expected] == corners
     assert {name: weight for _, weight, name in LABEL.findall(drawing)} == {
         **dict.fromkeys(("local", "a", "b"), "bold"),
         "c": "normal",
@@ -62,13 +62,13 @@ def test_a_long_name_is_whole():
 
 def test_thirteen_names_are_apart_in_every_panel():
     names = [f"method-{number}" for number in range(13)]
-    close = [FrontierEntry(name, 10, {0: 0.9 + place / 1e4, 1: 0.9}) for place, name in enumerate(names)]
-    apart = [FrontierEntry(name, place, {0: 0.9 - place / 100, 1: 0.9}) for place, name in enumerate(names)]
+    close = [FrontierEntry(name, 10, {0: 0.9 + rank / 1e4, 1: 0.9}) for rank, name in enumerate(names)]
+    apart = [FrontierEntry(name, rank, {0: 0.9 - rank / 100, 1: 0.9}) for rank, name in enumerate(names)]
     drawing = picture(Panels({"close": frontier(close), "apart": frontier(apart)}), "dark")
     assert 'fill="#6cb2ee"' in drawing, "dark"
     assert "var(" not in drawing
-    found = LABEL.findall(drawing)
-    assert sorted(name for _, _, name in found) == sorted(2 * names)
+    labels = LABEL.findall(drawing)
+    assert sorted(name for _, _, name in labels) == sorted(2 * names)
     panels = drawing.split('concat_1_group"')
     for panel in panels:
         tops = sorted(float(top) for top, _, _ in LABEL.findall(panel))
@@ -77,9 +77,9 @@ def test_thirteen_names_are_apart_in_every_panel():
 
 
 def test_bars_are_a_standard_deviation_or_what_is_given():
-    one = FrontierEntry("a", 1, {0: 0.5, 1: 0.7})  # .6 ± .1414
-    given = FrontierEntry("b", 2, {0: 0.8}, interval=(0.7, 0.85))
-    rows = [(row["low"], row["high"]) for row in of_places(frontier([one, given]), ACCURACY, wide=False)]
+    by_seeds = FrontierEntry("a", 1, {0: 0.5, 1: 0.7})  # .6 ± .1414
+    with_interval = FrontierEntry("b", 2, {0: 0.8}, interval=(0.7, 0.85))
+    rows = [(row["low"], row["high"]) for row in of_places(frontier([by_seeds, with_interval]), ACCURACY, wide=False)]
     assert rows == [(45.86, 74.14), (70.0, 85.0), (70.0, 85.0)]
 
 

@@ -26,7 +26,7 @@ def sepal(*arguments):
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
 
@@ -40,17 +40,17 @@ def test_a_mixed_table_by_site_in_three_commands(tmp_path):
     keys = ("data-dir=patients.csv", "folder.label=diagnosis", "folder.person=site")
     sepal("run", "--dataset", "folder", *(f"--set={key}" for key in keys), "--name=first", "--rounds=12", "--workers=1")
     sepal("export", "first", "berlin", "--out=berlin.safetensors")
-    told = sepal("predict", "berlin.safetensors", table)
+    result = sepal("predict", "berlin.safetensors", table)
     frame = pd.read_csv(table)
-    assert (predicted(told)["name"] == frame["diagnosis"]).mean() > 0.75
-    assert "accuracy" in told.stderr, "labels are in the column that the run was told of"
+    assert (predicted(result)["name"] == frame["diagnosis"]).mean() > 0.75
+    assert "accuracy" in result.stderr, "labels are in the column that the run was told of"
     unlabelled = frame.drop(columns=["diagnosis", "site"])[["sex", "visit", "smoker", "bmi", "age"]]
     unlabelled.to_csv("new.csv", index=False)
-    assert sepal("predict", "berlin.safetensors", "new.csv").stdout == told.stdout, "columns go by their names"
+    assert sepal("predict", "berlin.safetensors", "new.csv").stdout == result.stdout, "columns go by their names"
     run = library.load("first")
-    assert run.predict("berlin", unlabelled)["label"].tolist() == predicted(told)["label"].tolist()
+    assert run.predict("berlin", unlabelled)["label"].tolist() == predicted(result)["label"].tolist()
     typed = unlabelled.assign(visit=pd.to_datetime(unlabelled["visit"]), smoker=pd.Categorical(unlabelled["smoker"]))
-    assert run.predict("berlin", typed)["label"].tolist() == predicted(told)["label"].tolist()
+    assert run.predict("berlin", typed)["label"].tolist() == predicted(result)["label"].tolist()
 
 
 def test_the_exported_model_refuses_a_category_that_it_does_not_know_and_onnx_takes_what_is_prepared(tmp_path):
@@ -64,10 +64,10 @@ def test_the_exported_model_refuses_a_category_that_it_does_not_know_and_onnx_ta
     odd = CliRunner().invoke(app, ["predict", "m.safetensors", "odd.csv"])
     assert odd.exit_code != 0
     assert "column smoker: expected one of no, yes, got 'perhaps'" in str(odd.exception or "") + odd.output
-    found = model_of(tmp_path / "runs" / "first", "rome")
-    (logits,) = onnxruntime.InferenceSession("m.onnx").run(None, {"x": found.inputs})
-    np.testing.assert_allclose(logits, found.logits, atol=1e-4)
-    assert set(np.unique(found.inputs[:, 2])) <= {0.0, 1.0}, "categories as they are"
+    client_model = model_of(tmp_path / "runs" / "first", "rome")
+    (logits,) = onnxruntime.InferenceSession("m.onnx").run(None, {"x": client_model.inputs})
+    np.testing.assert_allclose(logits, client_model.logits, atol=1e-4)
+    assert set(np.unique(client_model.inputs[:, 2])) <= {0.0, 1.0}, "categories as they are"
 
 
 def test_a_schema_of_one_machine_is_what_another_ones_table_is_read_by(tmp_path):
@@ -82,13 +82,13 @@ def test_a_schema_of_one_machine_is_what_another_ones_table_is_read_by(tmp_path)
 def test_photographs_by_owner_in_three_commands(tmp_path):
     rng = np.random.default_rng(0)
     for site in ("berlin", "paris", "rome"):
-        for place, name in enumerate(("dark", "light")):
+        for level, name in enumerate(("dark", "light")):
             home = tmp_path / "photos" / site / name
             home.mkdir(parents=True)
             for n in range(12):
-                pixels = rng.integers(0, 100, (24, 30, 3), dtype=np.uint8) + 120 * place
+                pixels = rng.integers(0, 100, (24, 30, 3), dtype=np.uint8) + 120 * level
                 Image.fromarray(pixels.astype(np.uint8)).save(home / f"{n}.jpg")
-    told = sepal(
+    result = sepal(
         "run",
         "--dataset=folder",
         "--set=data-dir=photos",
@@ -97,11 +97,11 @@ def test_photographs_by_owner_in_three_commands(tmp_path):
         "--rounds=8",
         "--workers=1",
     )
-    assert "client/class: 3 owners, 2 classes" in told.stderr
+    assert "client/class: 3 owners, 2 classes" in result.stderr
     sepal("export", "p", "paris", "--out=paris.safetensors")
-    told = sepal("predict", "paris.safetensors", "photos")
-    assert "accuracy" in told.stderr
-    frame = predicted(told)
+    result = sepal("predict", "paris.safetensors", "photos")
+    assert "accuracy" in result.stderr
+    frame = predicted(result)
     assert len(frame) == 72
     assert (frame["name"] == frame["example"].str.split("/").str[1]).mean() > 0.9
 
@@ -125,9 +125,9 @@ def test_the_first_commands_of_the_page_go_from_a_file_to_predictions(commands, 
     assert len(commands) <= 3
     for command in commands:
         words = shlex.split(command)
-        told = sepal(*words[1:], *(("--rounds=2", "--workers=1") if words[1] == "run" else ()))
-    assert len(predicted(told)) > 40
-    assert any(word in told.stderr for word in ("accuracy", "rmse")), "the files have the truth, too"
+        result = sepal(*words[1:], *(("--rounds=2", "--workers=1") if words[1] == "run" else ()))
+    assert len(predicted(result)) > 40
+    assert any(word in result.stderr for word in ("accuracy", "rmse")), "the files have the truth, too"
 
 
 def pressures(path):
@@ -157,9 +157,9 @@ def test_a_regression_target_in_three_commands_is_better_than_the_mean(tmp_path,
     (view,) = {run.stored.deployed}
     rmse = run.stored.summary["headline"][view]["mean"]
     sepal("export", "r", "1", "--out=m.safetensors")
-    told = predicted(sepal("predict", "m.safetensors", "all.csv"))
+    predictions = predicted(sepal("predict", "m.safetensors", "all.csv"))
     columns = ["prediction"] if len(targets) == 1 else list(targets)
-    error = np.sqrt(((told[columns].to_numpy() - table[list(targets)].to_numpy()) ** 2).mean())
+    error = np.sqrt(((predictions[columns].to_numpy() - table[list(targets)].to_numpy()) ** 2).mean())
     spread = np.sqrt(((table[list(targets)] - table[list(targets)].mean()) ** 2).to_numpy().mean())
     assert np.isfinite(error)
     if name != "linnerud":  # 20 rows
@@ -174,15 +174,15 @@ def rows(count=48):
     return (rng.normal(size=(count, 3)) + y[:, None]).astype(np.float32), y, np.repeat(["a", "b"], count // 2)
 
 
-def pictures(place, classes=("cat", "dog"), each=12, suffix=".png"):
+def pictures(directory, classes=("cat", "dog"), count=12, suffix=".png"):
     for two, name in enumerate(classes):
-        (place / name).mkdir(parents=True)
-        for n in range(each):
+        (directory / name).mkdir(parents=True)
+        for n in range(count):
             pixels = np.full((12, 12), 90 * two + n, np.uint8)
             if suffix == ".npy":
-                np.save(place / name / f"{n}.npy", pixels.astype(np.float32)[None] / 255)
+                np.save(directory / name / f"{n}.npy", pixels.astype(np.float32)[None] / 255)
             else:
-                Image.fromarray(pixels).save(place / name / f"{n}{suffix}")
+                Image.fromarray(pixels).save(directory / name / f"{n}{suffix}")
 
 
 def npz(**arrays):
@@ -313,8 +313,8 @@ def function(name):
         module = f"handed_in_{name}"
         Path(f"{module}.py").write_text(FUNCTIONS)
         shape = {"named": "one=3,two=2i", "in_places": "3,2i"}.get(name, "3")
-        own = {"own.data": f"{module}:{name}", "own.shape": shape, "own.classes": 2}
-        return {"dataset": "own", **own, **({"model": f"{module}:build"} if "," in shape else {})}
+        own_keys = {"own.data": f"{module}:{name}", "own.shape": shape, "own.classes": 2}
+        return {"dataset": "own", **own_keys, **({"model": f"{module}:build"} if "," in shape else {})}
 
     write.__name__ = f"function_{name}"
     return write
@@ -354,9 +354,9 @@ def regression(name):
     from sklearn import datasets
 
     if name in ("diabetes", "linnerud"):
-        found = getattr(datasets, f"load_{name}")(as_frame=True)
-        targets = ["target"] if name == "diabetes" else list(found.target.columns)
-        return found.frame, targets
+        bunch = getattr(datasets, f"load_{name}")(as_frame=True)
+        targets = ["target"] if name == "diabetes" else list(bunch.target.columns)
+        return bunch.frame, targets
     rng = np.random.default_rng(0)
     x = rng.normal(size=(240, 3))
     y = x @ [1.0, -2.0, 0.5] + rng.normal(size=240) / 5

@@ -25,7 +25,7 @@ def sepal(*arguments, code=0):
     return result.output
 
 
-def patients(place, sites=("berlin", "paris", "rome"), rows=40, seed=0):
+def patients(directory, sites=("berlin", "paris", "rome"), rows=40, seed=0):
     """Write a table of mixed columns, of which age and smoking tell the diagnosis."""
     rng = np.random.default_rng(seed)
     lines = ["site,age,bmi,smoker,sex,visit,diagnosis"]
@@ -36,9 +36,9 @@ def patients(place, sites=("berlin", "paris", "rome"), rows=40, seed=0):
             day = f"2026-0{rng.integers(1, 10)}-1{rng.integers(10)}"
             cells = (site, age, f"{rng.normal(26, 4):.1f}", smoker, rng.choice(["f", "m"]), day)
             lines.append(",".join(map(str, (*cells, "ill" if ill else "well"))))
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "patients.csv").write_text("\n".join(lines) + "\n")
-    return place
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "patients.csv").write_text("\n".join(lines) + "\n")
+    return directory
 
 
 BAD = """id,age,age,,bmi,visit,note,grade
@@ -51,7 +51,7 @@ BAD = """id,age,age,,bmi,visit,note,grade
 def test_all_problems_are_said_at_once_each_with_the_key_that_mends_it(tmp_path):
     note = "".join(f"{n},4,3,x,2,2026-01-01,words {n},1\n" for n in range(4, 40))
     (tmp_path / "bad.csv").write_text(BAD + note)
-    said = sepal("data", "inspect", tmp_path, "--label", "grade", "--person", "nobody", code=1)
+    output = sepal("data", "inspect", tmp_path, "--label", "grade", "--person", "nobody", code=1)
     for words in (
         "got 'age' for the columns 2, 3",
         "a name for every column, got none for column 4",
@@ -64,7 +64,7 @@ def test_all_problems_are_said_at_once_each_with_the_key_that_mends_it(tmp_path)
         "row 2, column grade: expected a whole number or a text (task = regression predicts numbers), got '0.5'",
         "8 problems: a run would be refused",
     ):
-        assert words in said
+        assert words in output
 
 
 def test_what_a_run_says_one_after_the_other_is_mended_by_the_keys_that_are_said(tmp_path):
@@ -75,23 +75,23 @@ def test_what_a_run_says_one_after_the_other_is_mended_by_the_keys_that_are_said
 
 
 def test_columns_classes_and_clients_are_shown_as_a_run_reads_them(tmp_path):
-    said = sepal("data", "inspect", patients(tmp_path), "--label", "diagnosis", "--person", "site")
-    lines = [line.split() for line in said.splitlines()]
+    output = sepal("data", "inspect", patients(tmp_path), "--label", "diagnosis", "--person", "site")
+    lines = [line.split() for line in output.splitlines()]
     for start in (["site", "client"], ["smoker", "category", "0"], ["visit", "time", "0"], ["diagnosis", "label"]):
         assert any(line[: len(start)] == start for line in lines), start
-    assert "clients = 3: one for each owner" in said
-    (berlin,) = (line for line in said.splitlines() if line.startswith("berlin"))
+    assert "clients = 3: one for each owner" in output
+    (berlin,) = (line for line in output.splitlines() if line.startswith("berlin"))
     assert set(berlin.split()[2]) == {"a", "b"}
     assert berlin.split()[1] == "40"
-    assert said.splitlines()[-1] == "no problem: a run can read this"
+    assert output.splitlines()[-1] == "no problem: a run can read this"
 
 
 ROWS = [f"{20 + n},{('yes', 'no')[n % 2]},{('ill', 'well')[n // 2 % 2]}" for n in range(600)]
 
 
-def table_of(place, rows=None, header="age,smoker,label", encoding="utf-8"):
-    place.mkdir(exist_ok=True)
-    (place / "a.csv").write_bytes("\n".join([header, *(rows or ROWS), ""]).encode(encoding))
+def table_of(directory, rows=None, header="age,smoker,label", encoding="utf-8"):
+    directory.mkdir(exist_ok=True)
+    (directory / "a.csv").write_bytes("\n".join([header, *(rows or ROWS), ""]).encode(encoding))
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def table_of(place, rows=None, header="age,smoker,label", encoding="utf-8"):
 )
 def test_what_is_wrong_with_a_table_is_one_line_that_says_what_to_do_also_of_a_run(tmp_path, changed, words):
     table_of(tmp_path / "data", **changed)
-    said = sepal("data", "inspect", tmp_path / "data", "--set", "clients=2", code=1).splitlines()
-    (problem,) = [line for line in said if line.startswith("problem: ")]
+    output = sepal("data", "inspect", tmp_path / "data", "--set", "clients=2", code=1).splitlines()
+    (problem,) = [line for line in output if line.startswith("problem: ")]
     assert words in problem
     assert " → " not in problem, "the line says it itself"
-    assert not [line for line in said if line.startswith("folder.missing")], "what no key says is no fact"
+    assert not [line for line in output if line.startswith("folder.missing")], "what no key says is no fact"
     keys = {"dataset": "folder", "data-dir": str(tmp_path / "data"), "clients": 2}
     with pytest.raises(SepalError) as caught:
         assemble(keys)
@@ -165,10 +165,10 @@ def test_a_key_beside_a_schema_is_one_line_that_says_what_to_do(tmp_path, option
     sepal("data", "inspect", tmp_path, "--label", "grade", "--write", "--set", "clients=2")
     before = (tmp_path / "schema.toml").read_bytes()
     code = 1 if words else 0
-    said = sepal("data", "inspect", tmp_path, "--set", "clients=2", option, value, "--write", code=code)
-    problems = [line for line in said.splitlines() if line.startswith(("problem: ", "sepal: "))]
+    output = sepal("data", "inspect", tmp_path, "--set", "clients=2", option, value, "--write", code=code)
+    problems = [line for line in output.splitlines() if line.startswith(("problem: ", "sepal: "))]
     assert len(problems) == code
-    assert words.format(path=tmp_path / "schema.toml") in said
+    assert words.format(path=tmp_path / "schema.toml") in output
     assert (tmp_path / "schema.toml").read_bytes() == before
 
 
@@ -184,11 +184,11 @@ def test_a_label_that_a_schema_reads_as_an_input_is_refused(tmp_path):
         assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2})
 
 
-def operations(place, columns):
+def operations(directory, columns):
     """How many operations of ``sepal.data.inspecting`` Python runs for a table of so many columns."""
-    place.mkdir()
+    directory.mkdir()
     names, cells = (",".join(f"{mark}{number}" for number in range(columns)) for mark in ("c", ""))
-    (place / "wide.csv").write_text(f"{names},label\n" + f"{cells},0\n{cells},1\n" * 20)
+    (directory / "wide.csv").write_text(f"{names},label\n" + f"{cells},0\n{cells},1\n" * 20)
     count = 0
 
     def trace(frame, event, argument):
@@ -202,7 +202,7 @@ def operations(place, columns):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        inspecting.inspect(RunConfig(dataset="folder", data_dir=str(place), clients=2))
+        inspecting.inspect(RunConfig(dataset="folder", data_dir=str(directory), clients=2))
     finally:
         sys.settrace(before)
     return count
@@ -210,26 +210,26 @@ def operations(place, columns):
 
 def test_a_table_of_very_many_columns_is_looked_at_in_time_with_their_number(tmp_path, monkeypatch):
     """One of 20,000 took minutes, with the square of the number; then the table on the terminal took most of it."""
-    one, two, four = (operations(tmp_path / str(columns), columns) for columns in (100, 200, 400))
-    assert four - two < 2.5 * (two - one)
+    of_100, of_200, of_400 = (operations(tmp_path / str(columns), columns) for columns in (100, 200, 400))
+    assert of_400 - of_200 < 2.5 * (of_200 - of_100)
     monkeypatch.setattr(commands, "COLUMNS", 10)
-    said = sepal("data", "inspect", tmp_path / "100", code=1)
-    assert "and 91 more columns" in said
-    assert "c10" not in said
+    output = sepal("data", "inspect", tmp_path / "100", code=1)
+    assert "and 91 more columns" in output
+    assert "c10" not in output
 
 
 def test_of_a_table_without_a_label_the_key_is_said_and_owners_are_guessed(tmp_path):
-    said = sepal("data", "inspect", patients(tmp_path) / "patients.csv", code=1)
-    assert "called `label` (folder.label names another), got site, age" in said
-    assert "perhaps: folder.person = site would make a client of each of its values" in said
+    output = sepal("data", "inspect", patients(tmp_path) / "patients.csv", code=1)
+    assert "called `label` (folder.label names another), got site, age" in output
+    assert "perhaps: folder.person = site would make a client of each of its values" in output
 
 
 def test_a_column_that_is_different_in_each_row_is_no_guess_of_owners(tmp_path):
     rows = "".join(f"P{n},{'ab'[n % 2]},{n},{n % 3 > 0:d}\n" for n in range(60))
     (tmp_path / "a.csv").write_text(f"patient_id,site,age,label\n{rows}")
-    said = sepal("data", "inspect", tmp_path, code=1)
-    assert "perhaps: folder.person = site would" in said
-    assert "folder.person = patient_id" not in said
+    output = sepal("data", "inspect", tmp_path, code=1)
+    assert "perhaps: folder.person = site would" in output
+    assert "folder.person = patient_id" not in output
 
 
 def test_whole_numbers_that_may_be_quantities_are_said(tmp_path):
@@ -249,39 +249,39 @@ def test_whole_numbers_that_may_be_quantities_are_said(tmp_path):
 )
 def test_leading_zeros_that_a_number_loses_are_said_with_what_keeps_them(tmp_path, cells, keys, hint):
     (tmp_path / "a.csv").write_text("code,label\n" + "".join(f"{cells[n // 2 % 2]},{n % 2}\n" for n in range(60)))
-    said = sepal("data", "inspect", tmp_path, "--set", "clients=2", *keys)
+    output = sepal("data", "inspect", tmp_path, "--set", "clients=2", *keys)
     values = f'["{cells[0]}", "{cells[1]}"]'
     words = (
         f'perhaps: code has leading zeros, which a number loses: kind = "category", values = {values} in schema.toml'
     )
-    assert (words in " ".join(said.split())) == hint
+    assert (words in " ".join(output.split())) == hint
 
 
 def test_targets_of_a_regression_are_drawn_on_one_axis(tmp_path):
     rows = "".join(f"{n},{n / 7},{'ab'[n % 2]}\n" for n in range(80))
     (tmp_path / "a.csv").write_text(f"a,label,person\n{rows}")
-    said = sepal("data", "inspect", tmp_path, "--task", "regression")
-    assert "targets by client, from 0 to 11.2857:" in said
-    assert all(mark in line for line in said.splitlines() if line[:2] in ("a ", "b ") for mark in ("..", "==", "o"))
+    output = sepal("data", "inspect", tmp_path, "--task", "regression")
+    assert "targets by client, from 0 to 11.2857:" in output
+    assert all(mark in line for line in output.splitlines() if line[:2] in ("a ", "b ") for mark in ("..", "==", "o"))
 
 
 def test_photographs_are_looked_at_and_all_that_keys_mend_is_said(tmp_path):
     for n in range(24):
-        place = tmp_path / "ab"[n % 2]
-        place.mkdir(exist_ok=True)
-        Image.new("L" if n % 3 else "RGB", (20 + n % 4, 16), n).save(place / f"{n}.png")
+        label_directory = tmp_path / "ab"[n % 2]
+        label_directory.mkdir(exist_ok=True)
+        Image.new("L" if n % 3 else "RGB", (20 + n % 4, 16), n).save(label_directory / f"{n}.png")
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
-    said = sepal("data", "inspect", tmp_path, code=1)
+    output = sepal("data", "inspect", tmp_path, code=1)
     for words in ("folder.on-bad-file", "folder.resize", "folder.channels"):
-        assert any(words in line for line in said.splitlines() if line.startswith("problem: ")), words
+        assert any(words in line for line in output.splitlines() if line.startswith("problem: ")), words
     keys = ("folder.on-bad-file=skip", "folder.resize=16", "folder.channels=3", "clients=2", "partition.name=iid")
-    said = sepal("data", "inspect", tmp_path, *(f"--set={key}" for key in keys))
-    assert "classes: a 12, b 12" in said
+    output = sepal("data", "inspect", tmp_path, *(f"--set={key}" for key in keys))
+    assert "classes: a 12, b 12" in output
 
 
-@pytest.mark.parametrize("what", ["digits", "own"])
-def test_data_sets_are_looked_at_by_their_names(what, tmp_path, monkeypatch):
-    if what == "digits":
+@pytest.mark.parametrize("dataset", ["digits", "own"])
+def test_data_sets_are_looked_at_by_their_names(dataset, tmp_path, monkeypatch):
+    if dataset == "digits":
         assert "10 classes" in sepal("data", "inspect", "digits")
         return
     monkeypatch.chdir(tmp_path)
@@ -296,27 +296,27 @@ def test_a_local_copy_of_a_hub_data_set_is_looked_at(tmp_path):
     for part, rows in (("train", 40), ("validation", 8)):
         frame = pd.DataFrame({"a": range(rows), "label": [n % 2 for n in range(rows)]})
         frame.to_parquet(tmp_path / f"{part}.parquet")
-    said = sepal("data", "inspect", tmp_path, "--set=clients=2", "--set=partition.name=iid")
-    assert "the part validation is the validation part" in said
-    assert "classes: 0 24, 1 24" in said
+    output = sepal("data", "inspect", tmp_path, "--set=clients=2", "--set=partition.name=iid")
+    assert "the part validation is the validation part" in output
+    assert "classes: 0 24, 1 24" in output
 
 
-@pytest.mark.parametrize("what", ["a" * 300, "~nobody-of-that-name/x", "a\0b"])
-def test_a_name_that_no_file_can_have_is_refused_in_one_line(what):
-    assert len(sepal("data", "inspect", what, code=2).splitlines()) == 1
+@pytest.mark.parametrize("argument", ["a" * 300, "~nobody-of-that-name/x", "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(argument):
+    assert len(sepal("data", "inspect", argument, code=2).splitlines()) == 1
 
 
-@pytest.mark.parametrize("what", ["\ud800/x", "a/\udcff"])
-def test_a_name_that_the_hub_cannot_have_is_a_problem_in_one_line(what):
-    assert "problem: hf.name: expected OWNER/NAME of the Hugging Face hub" in sepal("data", "inspect", what, code=1)
+@pytest.mark.parametrize("name", ["\ud800/x", "a/\udcff"])
+def test_a_name_that_the_hub_cannot_have_is_a_problem_in_one_line(name):
+    assert "problem: hf.name: expected OWNER/NAME of the Hugging Face hub" in sepal("data", "inspect", name, code=1)
 
 
 def test_times_at_the_ends_of_what_a_table_may_hold_are_shown(tmp_path):
     rows = [f"9999-12-31 23:59:59-1{n % 3}:00,0001-01-01 00:00:00+1{n % 3}:00,{n % 2}" for n in range(40)]
     (tmp_path / "x.csv").write_text("\n".join(["late,early,label", *rows]))
-    said = " ".join(sepal("data", "inspect", tmp_path, "--set=clients=2").split())  # a cell may be wrapped
-    assert "10000-01-01 09:59 to 10000-01-01 11:59" in said
-    assert "0000-12-31 12:00 to 0000-12-31 14:00" in said
+    output = " ".join(sepal("data", "inspect", tmp_path, "--set=clients=2").split())  # a cell may be wrapped
+    assert "10000-01-01 09:59 to 10000-01-01 11:59" in output
+    assert "0000-12-31 12:00 to 0000-12-31 14:00" in output
 
 
 def test_a_file_that_goes_while_a_directory_is_looked_through_is_one_line(tmp_path, monkeypatch):
@@ -333,34 +333,36 @@ def test_a_name_of_nothing_is_refused_in_one_line():
 
 
 def test_the_schema_that_is_written_is_what_a_run_reads_by(tmp_path):
-    place = patients(tmp_path)
+    directory = patients(tmp_path)
     options = ("--label", "diagnosis", "--person", "site", "--write")
-    assert "written to" in sepal("data", "inspect", place, *options)
-    found = read_schema(place / "schema.toml")
-    assert (found.label, found.client, found.classes) == ("diagnosis", "site", ("ill", "well"))
-    assert [(column.name, column.kind) for column in found.column] == [
+    assert "written to" in sepal("data", "inspect", directory, *options)
+    schema = read_schema(directory / "schema.toml")
+    assert (schema.label, schema.client, schema.classes) == ("diagnosis", "site", ("ill", "well"))
+    assert [(column.name, column.kind) for column in schema.column] == [
         ("age", "number"),
         ("bmi", "number"),
         ("smoker", "category"),
         ("sex", "category"),
         ("visit", "time"),
     ]
-    assert "no problem" in sepal("data", "inspect", place, *options), "and writing the same again is no fault"
-    text = (place / "schema.toml").read_text()
-    (place / "schema.toml").write_text(text.replace('kind = "time"', 'kind = "left-out"'))
-    assert "left out" in sepal("data", "inspect", place)
-    other = patients(tmp_path / "other", ("oslo",))
-    sepal("data", "inspect", other, "--label", "bmi", "--task", "regression", "--out", tmp_path / "b.toml")
-    said = sepal("data", "inspect", place, f"--set=folder.schema={tmp_path / 'b.toml'}", "--set=clients=2", code=1)
-    assert "row 2, column bmi" in said
+    assert "no problem" in sepal("data", "inspect", directory, *options), "and writing the same again is no fault"
+    text = (directory / "schema.toml").read_text()
+    (directory / "schema.toml").write_text(text.replace('kind = "time"', 'kind = "left-out"'))
+    assert "left out" in sepal("data", "inspect", directory)
+    other_patients = patients(tmp_path / "other", ("oslo",))
+    sepal("data", "inspect", other_patients, "--label", "bmi", "--task", "regression", "--out", tmp_path / "b.toml")
+    output = sepal(
+        "data", "inspect", directory, f"--set=folder.schema={tmp_path / 'b.toml'}", "--set=clients=2", code=1
+    )
+    assert "row 2, column bmi" in output
 
 
 def test_a_schema_that_says_something_else_is_not_written_over(tmp_path):
-    place = patients(tmp_path)
-    (place / "schema.toml").write_text('label = "diagnosis"\nclasses = ["well", "ill"]\n')
-    said = sepal("data", "inspect", place, "--write", code=2)
-    assert "no other schema" in said
-    assert (place / "schema.toml").read_text().startswith("label")
+    directory = patients(tmp_path)
+    (directory / "schema.toml").write_text('label = "diagnosis"\nclasses = ["well", "ill"]\n')
+    output = sepal("data", "inspect", directory, "--write", code=2)
+    assert "no other schema" in output
+    assert (directory / "schema.toml").read_text().startswith("label")
 
 
 def test_a_column_of_text_is_left_out_by_the_schema_that_is_written(tmp_path):

@@ -24,8 +24,14 @@ KEYS = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 3
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("gates")
-    own = {"pfedgate.keep": 0.5, "pfedgate.gating": "client", "pfedgate.rate": 3.0, "lr": 0.1, "local-epochs": 5}
-    run_flat({**KEYS, **own, "name": "gates", "out": str(directory)}, directory, workers=1)
+    method_keys = {
+        "pfedgate.keep": 0.5,
+        "pfedgate.gating": "client",
+        "pfedgate.rate": 3.0,
+        "lr": 0.1,
+        "local-epochs": 5,
+    }
+    run_flat({**KEYS, **method_keys, "name": "gates", "out": str(directory)}, directory, workers=1)
     return directory / "gates"
 
 
@@ -35,12 +41,12 @@ def gated(run):
 
 def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
     """Gated by client, there is one mask for all examples of a client."""
-    found = learned.read(run, "masks", READ)
+    learned_masks = learned.read(run, "masks", READ)
     blocks = gated(run).blocks(0.5)
     closing = {client["name"]: client["metrics"] for client in read_run(run).lines[-1]["clients"]}
-    assert found.names == sorted(closing)
+    assert learned_masks.names == sorted(closing)
     assert {client["masks"] for client in closing.values()} == {1}
-    for name, mask in zip(found.names, found.personal.astype(bool), strict=True):
+    for name, mask in zip(learned_masks.names, learned_masks.personal.astype(bool), strict=True):
         assert mask[blocks.first].all()
         assert blocks.share(mask) == pytest.approx(closing[name]["share"], abs=1e-12)
         assert blocks.share(mask) <= 0.5
@@ -67,25 +73,25 @@ def test_three_clients_on_a_line_are_clustered_by_wards_method(run, monkeypatch)
     """
     places = {"x": 0.0, "y": 1.0, "z": 5.0}
     counts = {"x": [3.0, 0.0], "y": [2.0, 0.0], "z": [0.0, 9.0]}
-    vectors = {name: np.array([place]) for name, place in places.items()}
+    vectors = {name: np.array([position]) for name, position in places.items()}
     monkeypatch.setattr(learned, "read", lambda path, kind, allowed: vectors)
     monkeypatch.setattr(learned, "labels_of", lambda run: Labels((), counts))
-    found = learned.clusters(run)
-    order = found["clients"]
-    assert sorted(max(height for height, _ in link) for link in found["links"]) == [1.0, 5.1962]
-    assert [found["labels"][order.index(name)] for name in "xyz"] == [[0], [0], [1]]
-    assert found["distances"][order.index("x")][order.index("z")] == 5.0
-    assert found["alike"][order.index("x")][order.index("y")] == 1.0
-    assert found["correlation"] == -0.9707
+    clustering = learned.clusters(run)
+    order = clustering["clients"]
+    assert sorted(max(height for height, _ in link) for link in clustering["links"]) == [1.0, 5.1962]
+    assert [clustering["labels"][order.index(name)] for name in "xyz"] == [[0], [0], [1]]
+    assert clustering["distances"][order.index("x")][order.index("z")] == 5.0
+    assert clustering["alike"][order.index("x")][order.index("y")] == 1.0
+    assert clustering["correlation"] == -0.9707
 
 
 def test_gates_of_other_budgets_are_not_clustered(tmp_path):
     """Below s = 1/B a tensor can lose its first block: the gates of two budgets have other sizes. A report goes on."""
-    own = {"pfedgate.keep": 0.0, "capacity.profile": "0.05,0.5", "name": "mixed", "out": str(tmp_path)}
-    run_flat({**KEYS, "clients": 6, **own}, tmp_path, workers=1)
-    for found in (learned.masks, learned.clusters):
+    method_keys = {"pfedgate.keep": 0.0, "capacity.profile": "0.05,0.5", "name": "mixed", "out": str(tmp_path)}
+    run_flat({**KEYS, "clients": 6, **method_keys}, tmp_path, workers=1)
+    for reader in (learned.masks, learned.clusters):
         with pytest.raises(ConfigError, match="run: expected one whose clients"):
-            found(tmp_path / "mixed", READ)
+            reader(tmp_path / "mixed", READ)
     assert learned.learned(read_comparison([tmp_path / "mixed"]))["tree"] == []
 
 

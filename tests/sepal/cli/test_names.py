@@ -39,8 +39,8 @@ def stored(here, monkeypatch):
         "runs/rates/a",
         "elsewhere/b/c",
     ]
-    for age, place in enumerate(places):
-        path = write_run(here / place)
+    for age, name in enumerate(places):
+        path = write_run(here / name)
         os.utime(path / "config.toml", (age, age))
     row = {"name": "fedavg-seed0", "label": "fedavg", "cell": ""}
     index = {"title": "pets", "view": "trained", "target": None, "runs": [row]}
@@ -69,7 +69,7 @@ def test_a_comparison_and_a_tuning_are_one_line(stored):
 
 
 def test_every_name_that_ls_prints_is_taken(stored):
-    names = [name for place in ((), ("pets",), ("rates",), ("elsewhere",), ("elsewhere/b",)) for name in rows(*place)]
+    names = [name for folder in ((), ("pets",), ("rates",), ("elsewhere",), ("elsewhere/b",)) for name in rows(*folder)]
     assert len(names) == 9
     for name in names:
         assert sepal("show", name).exit_code == 0, name

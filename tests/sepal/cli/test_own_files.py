@@ -36,14 +36,14 @@ def wine(tmp_path_factory):
     """Scikit-learn's wine data as it is, with columns from 0.1 to 1,680, and a run of FedPSE with three clients."""
     from sklearn.datasets import load_wine
 
-    place, found = tmp_path_factory.mktemp("wine"), load_wine()
-    with (place / "wine.csv").open("w", newline="") as file:
+    directory, bunch = tmp_path_factory.mktemp("wine"), load_wine()
+    with (directory / "wine.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*found.feature_names, "label"])
-        writer.writerows([*row, found.target_names[label]] for row, label in zip(found.data, found.target, strict=True))
-    where = (f"--set=data-dir={place}", f"--out={place}", "--name=wine", "--workers=1")
+        writer.writerow([*bunch.feature_names, "label"])
+        writer.writerows([*row, bunch.target_names[label]] for row, label in zip(bunch.data, bunch.target, strict=True))
+    where = (f"--set=data-dir={directory}", f"--out={directory}", "--name=wine", "--workers=1")
     sepal("run", "--method=fedpse", "--set=dataset=folder", "--set=clients=3", *where)
-    return place
+    return directory
 
 
 def test_a_raw_table_trains_with_default_keys(wine):
@@ -59,16 +59,16 @@ def test_an_exported_model_takes_raw_rows(wine, tmp_path):
     """Also in Python, and not those of another client's statistics."""
     file = tmp_path / "m.safetensors"
     sepal("export", wine / "wine", "1", "--out", file)
-    found, loaded = model_of(wine / "wine", "client-00001"), load(file)
-    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-4)
-    assert found.inputs.max() > 500, "raw rows"
-    told = sepal("predict", file, wine / "wine.csv")
-    right = int(told.stderr.strip().rsplit(" ", 3)[-3])
+    client_model, loaded = model_of(wine / "wine", "client-00001"), load(file)
+    np.testing.assert_allclose(loaded(client_model.inputs), client_model.logits, atol=1e-4)
+    assert client_model.inputs.max() > 500, "raw rows"
+    result = sepal("predict", file, wine / "wine.csv")
+    right = int(result.stderr.strip().rsplit(" ", 3)[-3])
     x = read_inputs(wine / "wine.csv", loaded.origin.class_names)[1]
     assert right / len(x) > 0.6
-    assert sepal("predict", file, wine).stdout == told.stdout, "a directory as a run reads it"
+    assert sepal("predict", file, wine).stdout == result.stdout, "a directory as a run reads it"
     np.save(tmp_path / "rows.npy", x)
-    assert sepal("predict", file, tmp_path / "rows.npy").stdout == told.stdout, "a batch in a .npy file"
+    assert sepal("predict", file, tmp_path / "rows.npy").stdout == result.stdout, "a batch in a .npy file"
     np.save(tmp_path / "row.npy", x[0])
     assert sepal("predict", file, tmp_path / "row.npy").stdout.splitlines()[1].startswith("row.npy,"), "one example"
 
@@ -76,13 +76,13 @@ def test_an_exported_model_takes_raw_rows(wine, tmp_path):
 def test_columns_go_by_their_names(wine, tmp_path):
     file = tmp_path / "m.safetensors"
     sepal("export", wine / "wine", "1", "--out", file)
-    told = sepal("predict", file, wine / "wine.csv").stdout
+    output = sepal("predict", file, wine / "wine.csv").stdout
     header, *rows = list(csv.reader((wine / "wine.csv").open()))
     with (tmp_path / "turned.csv").open("w", newline="") as turned:
         csv.writer(turned).writerows([row[::-1] for row in (header, *rows)])
-    assert sepal("predict", file, tmp_path / "turned.csv").stdout == told
-    with (tmp_path / "other.csv").open("w", newline="") as other:
-        csv.writer(other).writerows([["colour", *header[1:]], *rows])
+    assert sepal("predict", file, tmp_path / "turned.csv").stdout == output
+    with (tmp_path / "other.csv").open("w", newline="") as renamed_file:
+        csv.writer(renamed_file).writerows([["colour", *header[1:]], *rows])
     result = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "other.csv")])
     assert result.exit_code == 2
     assert "other.csv, header: expected all columns of the model, also alcohol, got colour, malic_acid" in result.stderr
@@ -92,14 +92,14 @@ def test_other_columns_are_ignored_and_named(wine, tmp_path):
     """Also texts, which are no numbers."""
     file = tmp_path / "m.safetensors"
     sepal("export", wine / "wine", "1", "--out", file)
-    told = sepal("predict", file, wine / "wine.csv")
-    assert "ignored" not in told.stderr
+    result = sepal("predict", file, wine / "wine.csv")
+    assert "ignored" not in result.stderr
     header, *rows = list(csv.reader((wine / "wine.csv").open()))
     with (tmp_path / "more.csv").open("w", newline="") as more:
         csv.writer(more).writerows([["id", *header, "note"], *(["w1", *row, ""] for row in rows)])
     again = sepal("predict", file, tmp_path / "more.csv")
-    assert again.stdout == told.stdout
-    assert again.stderr.endswith(f"columns that the model does not take are ignored: id, note\n{told.stderr}")
+    assert again.stdout == result.stdout
+    assert again.stderr.endswith(f"columns that the model does not take are ignored: id, note\n{result.stderr}")
 
 
 def test_missing_cells_are_treated_by_an_exported_model_as_in_training(wine, tmp_path):
@@ -115,13 +115,13 @@ def test_missing_cells_are_treated_by_an_exported_model_as_in_training(wine, tmp
     file, plain = tmp_path / "m.safetensors", tmp_path / "plain.safetensors"
     sepal("export", tmp_path / "gaps", "1", "--out", file)
     sepal("export", wine / "wine", "1", "--out", plain)
-    found, loaded = model_of(tmp_path / "gaps", "client-00001"), load(file)
-    assert np.isnan(found.inputs).any()
-    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-4)
-    filled = np.where(np.isnan(found.inputs), np.float32(loaded.origin.offset), found.inputs)
-    np.testing.assert_allclose(loaded(filled), found.logits, atol=1e-4)
+    client_model, loaded = model_of(tmp_path / "gaps", "client-00001"), load(file)
+    assert np.isnan(client_model.inputs).any()
+    np.testing.assert_allclose(loaded(client_model.inputs), client_model.logits, atol=1e-4)
+    filled = np.where(np.isnan(client_model.inputs), np.float32(loaded.origin.offset), client_model.inputs)
+    np.testing.assert_allclose(loaded(filled), client_model.logits, atol=1e-4)
     assert len(sepal("predict", file, gaps).stdout.splitlines()) == 179
-    np.save(tmp_path / "rows.npy", found.inputs)
+    np.save(tmp_path / "rows.npy", client_model.inputs)
     assert sepal("predict", file, tmp_path / "rows.npy").exit_code == 0
     refused = CliRunner().invoke(app, ["predict", str(plain), str(gaps)])
     assert refused.exit_code == 2
@@ -131,10 +131,10 @@ def test_missing_cells_are_treated_by_an_exported_model_as_in_training(wine, tmp
     if importlib.util.find_spec("onnxscript") and importlib.util.find_spec("onnxruntime"):
         import onnxruntime
 
-        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx", found.origin)
+        write_onnx(loaded.module, torch.from_numpy(client_model.inputs), tmp_path / "m.onnx", client_model.origin)
         session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-        (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs})
-        np.testing.assert_allclose(logits, found.logits, atol=1e-4)
+        (logits,) = session.run(None, {session.get_inputs()[0].name: client_model.inputs})
+        np.testing.assert_allclose(logits, client_model.logits, atol=1e-4)
 
 
 def test_onnx_takes_raw_rows(wine, tmp_path):
@@ -191,9 +191,9 @@ def test_photographs_of_mixed_size_are_predicted_as_in_training(tmp_path):
     broken.rename(tmp_path / "bad" / "broken.jpg")
     refused = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "bad")])
     assert (refused.exit_code, "broken.jpg: expected a PNG or JPEG image, got" in refused.stderr) == (2, True)
-    one = sepal("predict", file, tmp_path / "photos" / "light" / "3.png").stdout.splitlines()[1]
+    single = sepal("predict", file, tmp_path / "photos" / "light" / "3.png").stdout.splitlines()[1]
     assert (
-        one.split(",")[1:]
+        single.split(",")[1:]
         == next(row for row in rows.stdout.splitlines() if Path("light/3.png").as_posix() in row).split(",")[1:]
     )
 
@@ -211,8 +211,10 @@ def test_broken_photographs_are_named_once_for_a_comparison_and_in_the_log(
     keys = {"dataset": "folder", "data_dir": "photos", "folder": folder, "clients": 2, "rounds": 1}
     for _ in range(2):
         compare(["local"], seeds=range(2), out="all", **keys)
-        said = capsys.readouterr().err
-        assert said.count("x.png") == said.count("folder.on-bad-file: 1 file that cannot be read is left out: ") == 1
+        errors = capsys.readouterr().err
+        assert (
+            errors.count("x.png") == errors.count("folder.on-bad-file: 1 file that cannot be read is left out: ") == 1
+        )
     caplog.clear()
     with caplog.at_level("INFO", logger="sepal"):
         run("local", name="quiet", workers=1, progress=False, **keys)

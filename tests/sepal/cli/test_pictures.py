@@ -20,40 +20,42 @@ SHAPES = {"grey": (40, 33), "colour": (88, 89, 3), "light": (30, 50, 3)}  # of t
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     """Photographs of mixed size, grey and colour, and a run on them at 16 x 16 in colour."""
-    place, random = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
+    directory, random = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
     for label in ("a", "b"):
-        (place / label).mkdir()
+        (directory / label).mkdir()
         for number in range(4):
             for kind, shape in SHAPES.items():
                 pixels = random.integers(0, 256, shape).astype(np.uint8)
-                Image.fromarray(pixels).save(place / label / f"{kind}{number}.png")
+                Image.fromarray(pixels).save(directory / label / f"{kind}{number}.png")
     folder = {"resize": 16, "channels": 3}
-    keys = {"partition": {"name": "iid"}, "workers": 1, "progress": False, "out": str(place / "runs"), "name": "p"}
+    keys = {"partition": {"name": "iid"}, "workers": 1, "progress": False, "out": str(directory / "runs"), "name": "p"}
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(tmp_path_factory.mktemp("here"))
-        return place, sepal.run("fedavg", "folder", data_dir=str(place), folder=folder, clients=2, rounds=1, **keys)
+        return directory, sepal.run(
+            "fedavg", "folder", data_dir=str(directory), folder=folder, clients=2, rounds=1, **keys
+        )
 
 
-def files(place):
-    return [place / "a" / f"{kind}0.png" for kind in SHAPES]
+def files(directory):
+    return [directory / "a" / f"{kind}0.png" for kind in SHAPES]
 
 
 def test_pictures_of_any_form_and_size_are_prepared_as_in_training(photographs):
-    place, run = photographs
-    paths = files(place)
+    directory, run = photographs
+    paths = files(directory)
     arrays = [np.array(Image.open(path)) for path in paths]
-    stored = load("folder", place, FolderSettings(resize="16", channels=3)).train.x
-    trained = [stored[sorted((place / "a").iterdir()).index(path)] for path in paths]
+    stored = load("folder", directory, FolderSettings(resize="16", channels=3)).train.x
+    trained = [stored[sorted((directory / "a").iterdir()).index(path)] for path in paths]
     forms = [paths, [str(path) for path in paths], arrays, [Image.open(path) for path in paths]]
     forms += [[paths[0], arrays[1], Image.open(paths[2])], [arrays[0][..., None], *map(torch.tensor, arrays[1:])]]
     for form in forms:
-        given = run.prepare(form)
-        assert (given.dtype, given.shape) == (np.float32, (3, 3, 16, 16))
-        np.testing.assert_array_equal(given, trained)
+        prepared = run.prepare(form)
+        assert (prepared.dtype, prepared.shape) == (np.float32, (3, 3, 16, 16))
+        np.testing.assert_array_equal(prepared, trained)
     for path, array in zip(paths, arrays, strict=True):  # one picture, and a batch of one
         expected = run.predict(0, path).drop(columns="example")
-        for one in (array, array[None], Image.open(path)):
-            assert run.predict(0, one).drop(columns="example").equals(expected)
+        for variant in (array, array[None], Image.open(path)):
+            assert run.predict(0, variant).drop(columns="example").equals(expected)
     assert run.predict(1, paths)["example"].tolist() == [path.name for path in paths]
     assert run.predict(1, arrays)["example"].tolist() == ["0", "1", "2"]
     logits = run.model(0)(torch.from_numpy(run.prepare(arrays)))
@@ -61,7 +63,7 @@ def test_pictures_of_any_form_and_size_are_prepared_as_in_training(photographs):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("picture", "message"),
     [
         ([np.zeros((4, 4, 3), np.uint8), 1.5], r"data, picture 1: expected a PIL image, a path, or an array"),
         ([np.zeros((4, 4, 7), np.uint8)], r"data, picture 0: .*, got uint8 \(4, 4, 7\)"),
@@ -74,9 +76,9 @@ def test_pictures_of_any_form_and_size_are_prepared_as_in_training(photographs):
         (1.5, r"data: expected an array of numbers, got float"),
     ],
 )
-def test_what_is_no_picture_is_refused_in_one_line(photographs, given, message):
+def test_what_is_no_picture_is_refused_in_one_line(photographs, picture, message):
     with pytest.raises(DataError, match=message) as error:
-        photographs[1].prepare(given)
+        photographs[1].prepare(picture)
     assert "\n" not in str(error.value)
 
 
@@ -101,8 +103,8 @@ def test_without_folder_keys_arrays_keep_their_size_and_channels():
 def test_the_frame_of_masks_has_a_mask_in_each_row(tmp_path, monkeypatch):
     facts = {"model": "m", "classes": 3, "vocabulary": 0, "width": 1.0, "mean": (0.0,), "std": (1.0,)}
     facts |= {"method": "fedavg", "dataset": "own", "run": "r", "client": "c", "task": "segmentation"}
-    found = Loaded(Origin(shape=(3, 4, 5), **facts), torch.nn.Identity())
-    monkeypatch.setattr(Run, "_loaded", lambda *_: found)
+    loaded = Loaded(Origin(shape=(3, 4, 5), **facts), torch.nn.Identity())
+    monkeypatch.setattr(Run, "_loaded", lambda *_: loaded)
     x = np.random.default_rng(0).random((2, 3, 4, 5), np.float32)
     frame = Run(tmp_path).predict(0, x)
     assert frame["example"].tolist() == ["0", "1"]

@@ -32,6 +32,6 @@ def test_nothing_is_overwritten(here):
     assert done.stderr.startswith("sepal: DIRECTORY: expected one that does not exist, or is empty, got mine")
     assert Path("mine", "my_data.py").read_text() == "mine"
     Path("file").write_text("")
-    for place in ("file", "file/mine"):
-        done = CliRunner().invoke(app, ["init", place])
+    for target in ("file", "file/mine"):
+        done = CliRunner().invoke(app, ["init", target])
         assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -54,8 +54,8 @@ def learned(tmp_path_factory):
     directory = tmp_path_factory.mktemp("learned")
     keys = {"dataset": "digits", "clients": 4, "rounds": 3, "partition.subsample": 400, "evaluate-every": 1}
     methods = {"dmpfl": {}, "subfedavg": {"subfedavg.accuracy": 0.0}, "pfedgate": {"pfedgate.keep": 0.5}, "pa3dfl": {}}
-    for method, own in methods.items():
-        run_flat({**keys, **own, "method": method, "name": method, "out": str(directory)}, directory, workers=1)
+    for method, method_keys in methods.items():
+        run_flat({**keys, **method_keys, "method": method, "name": method, "out": str(directory)}, directory, workers=1)
     return write_html([str(directory)], directory / "report.html", Allowed(data=True))
 
 
@@ -66,9 +66,9 @@ def specs(text):
 @pytest.mark.parametrize("which", ["page", "learned"])
 def test_every_figure_has_title_units_and_words(which, request):
     text = request.getfixturevalue(which).read_text()
-    found = specs(text)
-    assert list(found)[:6] == FIRST
-    for name, figure in found.items():
+    figures = specs(text)
+    assert list(figures)[:6] == FIRST
+    for name, figure in figures.items():
         title = re.search(rf'<h3 id="figure-{name}">(.+?)</h3>\s*<p class="reading">(.+?)</p>', text, re.S)
         words = re.search(rf'id="figure-{name}-words">(.+?)</p>', text, re.S)
         assert re.search(r"%|MB|seconds|area|unit", title[2]), name
@@ -112,10 +112,10 @@ def test_a_figure_is_shown_where_runs_have_its_data(page, learned):
     text = page.read_text()
     assert "fedavg ends at 63.5 ± 0.2 %" in text  # means of .6, .7, .6 and of .6, .7, .61
     assert {"pairs", "seconds", "shift", "capacity", "own"} < set(specs(text))
-    ours = {"masks", "similar", "layers", "pruning", "tree"}
-    assert ours < set(specs(learned.read_text()))
+    mask_figures = {"masks", "similar", "layers", "pruning", "tree"}
+    assert mask_figures < set(specs(learned.read_text()))
     assert "All clients have the same: dmpfl 100 %." in learned.read_text()  # of the overlap, which is not drawn
-    assert not ours & set(specs(text))
+    assert not mask_figures & set(specs(text))
 
 
 def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
@@ -147,9 +147,9 @@ def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
 def test_a_report_without_the_data_says_that_masks_of_gates_need_it(learned):
     words = "pfedgate: masks follow from the clients' examples, which `sepal report --data` reads."
     alone, together = [str(learned.parent / "pfedgate")], [str(learned.parent)]
-    for places, data, said in ((alone, False, 1), (together, False, 1), (alone, True, 0), (together, True, 0)):
+    for places, data, count in ((alone, False, 1), (together, False, 1), (alone, True, 0), (together, True, 0)):
         text = html.unescape(render(read_comparison(places, Allowed(data=data))))
-        assert text.count(words) == said, (places, data)
+        assert text.count(words) == count, (places, data)
     assert "masks follow" not in render(read_comparison([str(learned.parent / "dmpfl")]))
 
 
@@ -157,19 +157,19 @@ def test_figures_about_masks_are_there_without_the_data_but_for_gates_which_need
     rows, whole = (datasets(read_comparison([str(learned.parent)], Allowed(data=data))) for data in (False, True))
     assert {row["label"] for row in rows["masks"]} == {"dmpfl", "subfedavg"}
     for name, method in itertools.product(("masks", "layers", "overlap"), ("dmpfl", "subfedavg")):
-        ours, theirs = ([row for row in found[name] if row["label"] == method] for found in (rows, whole))
-        assert ours == theirs, "as from the data, bit for bit"
+        stored, computed = ([row for row in table[name] if row["label"] == method] for table in (rows, whole))
+        assert stored == computed, "as from the data, bit for bit"
     assert rows["tree"] == whole["tree"]
     assert rows["labels"] == whole["labels"]
 
 
 def test_the_page_is_one_file_of_at_most_3_mb_that_asks_for_nothing(page):
     text = page.read_text()
-    own = re.sub(r"<script>.*?</script>", "", text, count=1, flags=re.S)  # without the library
+    page_text = re.sub(r"<script>.*?</script>", "", text, count=1, flags=re.S)  # without the library
     assert len(text) < 3e6
-    assert re.findall(r'(?:src|href)="(?!data:)', own) == []
-    assert "url(" not in own
-    assert "&lt;processor&gt;" in own  # what a run says of itself is text
+    assert re.findall(r'(?:src|href)="(?!data:)', page_text) == []
+    assert "url(" not in page_text
+    assert "&lt;processor&gt;" in page_text  # what a run says of itself is text
 
 
 def test_a_method_without_a_view_stands_beside_the_others_with_its_trained_models(tmp_path):
@@ -197,13 +197,13 @@ def test_one_run_and_one_that_goes_on_have_a_report_and_one_without_rounds_not(t
 
 def test_the_page_of_several_runs_leaves_the_report_of_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    one, two, far = (write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("a/1", "a/2", "b/3")))
-    for runs, file in (([one], one / "report.html"), ([one, two], one.parent / "comparison.html")):
+    first, second, far = (write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("a/1", "a/2", "b/3")))
+    for runs, file in (([first], first / "report.html"), ([first, second], first.parent / "comparison.html")):
         assert CliRunner().invoke(app, ["report", *map(str, runs)]).stdout == f"written to {file}\n"
         assert file.is_file()
-    before = (one / "report.html").read_bytes()
+    before = (first / "report.html").read_bytes()
     assert f"written to {Path.cwd() / 'comparison.html'}\n" == CliRunner().invoke(app, ["report", "a", str(far)]).stdout
-    assert (one / "report.html").read_bytes() == before
+    assert (first / "report.html").read_bytes() == before
     assert len(list(tmp_path.rglob("*.html"))) == 3
 
 
@@ -269,7 +269,7 @@ def test_the_page_of_a_run_that_goes_on_is_served_here_alone_and_grows(tmp_path)
             assert (first["over"], second["over"]) == (False, True)
             assert "running, round 1 of 2, about 3 s left, 3 of 3 clients present in the last round" in first["state"]
             assert "Ended after 2 rounds." in second["state"]
-            assert [len({row["at"] for row in found["data"]["curve"]}) for found in (first, second)] == [1, 3]
+            assert [len({row["at"] for row in state["data"]["curve"]}) for state in (first, second)] == [1, 3]
             assert ask(server, "/data", host="attacker.example:80")[0] == 403
             assert ask(server, "/etc/passwd")[0] == 404
         finally:

@@ -18,9 +18,9 @@ from sepal.report.page import render
 def pairs(label, share):
     names = ("client-00000", "client-00001", "client-00002")
     return [
-        {"cell": "", "label": label, "one": one, "other": other, "similarity": share(one, other), "labels": 50.0}
-        for one in names
-        for other in names
+        {"cell": "", "label": label, "one": first, "other": second, "similarity": share(first, second), "labels": 50.0}
+        for first in names
+        for second in names
     ]
 
 
@@ -32,15 +32,15 @@ def two(tmp_path):
 
 
 def test_masks_that_are_all_alike_are_a_sentence_and_no_figure(two):
-    alike = pairs("fedavg", lambda one, other: 100.0)
-    varied = pairs("ditto", lambda one, other: 100.0 if one == other else float(int(one[-1]) + int(other[-1])))
+    alike = pairs("fedavg", lambda first, second: 100.0)
+    varied = pairs("ditto", lambda first, second: 100.0 if first == second else float(int(first[-1]) + int(second[-1])))
     for name in ("masks", "similar"):
-        (found,) = (each for each in charts.figures(two, {"masks": alike}) if each.name == name)
-        assert found.chart == {}
-        assert found.words == "All clients have the same: fedavg 100 %."
-        (found,) = (each for each in charts.figures(two, {"masks": alike + varied}) if each.name == name)
-        assert found.chart
-        assert found.reading.endswith("Not drawn, as all clients have the same: fedavg 100 %.")
+        (masks_figure,) = (figure for figure in charts.figures(two, {"masks": alike}) if figure.name == name)
+        assert masks_figure.chart == {}
+        assert masks_figure.words == "All clients have the same: fedavg 100 %."
+        (masks_figure,) = (figure for figure in charts.figures(two, {"masks": alike + varied}) if figure.name == name)
+        assert masks_figure.chart
+        assert masks_figure.reading.endswith("Not drawn, as all clients have the same: fedavg 100 %.")
 
 
 def tree(label, height):
@@ -65,9 +65,9 @@ def test_the_axis_of_a_tree_ends_where_the_tree_does(two, tmp_path, monkeypatch)
     await later();
     found.second = Math.max(...ticks());
     """
-    found = look(render(two), script, tmp_path)
-    assert 0.5 <= found["first"] <= 0.8
-    assert 10 <= found["second"] <= 15
+    measured = look(render(two), script, tmp_path)
+    assert 0.5 <= measured["first"] <= 0.8
+    assert 10 <= measured["second"] <= 15
 
 
 def test_figures_that_never_change_are_left_out():

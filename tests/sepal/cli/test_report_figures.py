@@ -62,11 +62,11 @@ def many(tmp_path_factory):
     """Eleven variants whose ends are close together, one with a long name; Local sends nothing."""
     directory = tmp_path_factory.mktemp("many")
     rows = []
-    for place in range(11):
-        name = LONG if place == 8 else "local" if place == 9 else "fedavg-ft" if place == 10 else f"fedavg-{place}"
+    for number in range(11):
+        name = LONG if number == 8 else "local" if number == 9 else "fedavg-ft" if number == 10 else f"fedavg-{number}"
         method = name if name in ("local", "fedavg-ft") else "fedavg"
-        keys = {"kept": True, "volume": 0 if method == "local" else 10_000 * (1 + place)}
-        run = write_run(directory / f"run-{place}", method=method, closing=[0.5 + 0.004 * place, 0.6, 0.7], **keys)
+        keys = {"kept": True, "volume": 0 if method == "local" else 10_000 * (1 + number)}
+        run = write_run(directory / f"run-{number}", method=method, closing=[0.5 + 0.004 * number, 0.6, 0.7], **keys)
         rows.append({"name": run.name, "label": name, "cell": ""})
     index = {"title": "Many", "view": "trained", "target": None, "runs": rows, "notes": [], "tuning": []}
     (directory / "comparison.json").write_text(json.dumps(index))
@@ -150,8 +150,8 @@ def test_a_report_opens_on_the_deployed_models_and_the_others_are_a_click_away(u
     found.after = ends();
     """
     page = render(unlike)
-    found = look(page, script, tmp_path)
-    assert found == {"first": "deployed", "before": [60, 60], "after": [90, 90]}
+    measured = look(page, script, tmp_path)
+    assert measured == {"first": "deployed", "before": [60, 60], "after": [90, 90]}
     assert "Accuracy by round, deployed models: ditto ends at 60.0 % after 2 rounds; fedavg ends at 60.0 %" in page
     assert "Paired differences, deployed models: ditto − fedavg: +0.0 points" in page
 
@@ -179,13 +179,13 @@ def test_the_sentence_on_top_says_what_is_highest_with_its_caveat(tmp_path, seed
         write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
         write_run(tmp_path / f"d{seed}", method="ditto", seed=seed, kept=True, closing=[0.6, 0.7, 0.8])
     comparison = read_comparison([str(tmp_path)])
-    found = headline(comparison, "")
-    assert seeds == 3 or found.startswith(
+    sentence = headline(comparison, "")
+    assert seeds == 3 or sentence.startswith(
         "ditto has the highest mean accuracy of 2 (70.0 % with 0.0009 MB), before fedavg"
     )
-    assert found.endswith(words)
+    assert sentence.endswith(words)
     page = render(comparison)
-    assert page.index(html.escape(found)) < page.index("<table>")
+    assert page.index(html.escape(sentence)) < page.index("<table>")
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -231,8 +231,8 @@ def test_the_answer_is_a_short_table_with_clear_differences_marked(tmp_path):
     first = page.partition("<table>")[2].partition("</table>")[0]
     assert re.findall("<strong>(.+?)</strong>", first) == ["-10.0 [-10.0,\xa0-10.0]"]
     (tmp_path / "local0" / "summary.json").unlink()
-    one = answer(read_comparison([str(tmp_path / "ditto0"), str(tmp_path / "local1")]), "")
-    assert one.clear == [False, False], "an interval over clients marks nothing"
+    one_seed = answer(read_comparison([str(tmp_path / "ditto0"), str(tmp_path / "local1")]), "")
+    assert one_seed.clear == [False, False], "an interval over clients marks nothing"
 
 
 def test_the_sentence_of_one_run_says_accuracy_cost_and_that_it_goes_on(tmp_path):
@@ -270,9 +270,9 @@ def oklab(colour: str) -> tuple[float, float, float]:
 def test_every_two_colours_are_apart(theme):
     style = (Path(report.__file__).parent / "page.css").read_text()
     colours = [re.findall(rf"--c{n}: (#\w+)", style)[theme] for n in range(COLOURS)]
-    for one, other in itertools.combinations(colours, 2):
-        distance = sum((a - b) ** 2 for a, b in zip(oklab(one), oklab(other), strict=True)) ** 0.5
-        assert distance > 0.08, (one, other, distance)
+    for first, second in itertools.combinations(colours, 2):
+        distance = sum((a - b) ** 2 for a, b in zip(oklab(first), oklab(second), strict=True)) ** 0.5
+        assert distance > 0.08, (first, second, distance)
 
 
 # the page in a browser
@@ -296,13 +296,13 @@ def test_lines_are_labelled_at_their_ends_apart_and_the_axis_begins_where_asked(
     await later();
     found.after = tick();
     """
-    found = look(render(many), script, tmp_path, width)
-    assert len(found["labels"]) == 11
-    assert {"local", "fedavg-ft", "fedavg-0", "a-varian…pha=0.25"} < set(found["labels"])
-    assert found["beyond"] == 0
-    assert all(below - above > 10 for above, below in itertools.pairwise(found["tops"]))
-    assert found["marks"] == 11
-    counts = [sum(text == "0" for text in found[when]) for when in ("before", "after")]
+    measured = look(render(many), script, tmp_path, width)
+    assert len(measured["labels"]) == 11
+    assert {"local", "fedavg-ft", "fedavg-0", "a-varian…pha=0.25"} < set(measured["labels"])
+    assert measured["beyond"] == 0
+    assert all(below - above > 10 for above, below in itertools.pairwise(measured["tops"]))
+    assert measured["marks"] == 11
+    counts = [sum(text == "0" for text in measured[when]) for when in ("before", "after")]
     assert counts == [1, 2]  # of rounds, and of accuracy
 
 
@@ -324,13 +324,13 @@ def test_the_table_is_sorted_by_a_click_with_figures_that_are_not_there_last(man
     other.click();
     found.missing = all(".sorted tbody tr").map((row) => row.cells[column].textContent);
     """
-    found = look(render(many), script, tmp_path)
-    assert found["down"][0] == "fedavg-ft"
-    assert found["up"] == found["down"][::-1]
-    assert found["up"][0] == "local"
-    assert found["marked"] == [["MB", "ascending"]]
-    assert found["behind"][0] == "fedavg-ft", "the best, which is behind nobody"
-    assert [text == "–" for text in found["missing"]] == [False] * 10 + [True]
+    measured = look(render(many), script, tmp_path)
+    assert measured["down"][0] == "fedavg-ft"
+    assert measured["up"] == measured["down"][::-1]
+    assert measured["up"][0] == "local"
+    assert measured["marked"] == [["MB", "ascending"]]
+    assert measured["behind"][0] == "fedavg-ft", "the best, which is behind nobody"
+    assert [text == "–" for text in measured["missing"]] == [False] * 10 + [True]
 
 
 @in_browser
@@ -344,12 +344,12 @@ def test_a_wide_page_has_all_columns_and_a_phone_has_figures_beside_the_names(ma
     const axis = document.querySelector("#chart-round .mark-rule.role-axis-domain line");
     found.plot = axis ? axis.getBoundingClientRect().width : 0;
     """
-    found = look(render(many), script, tmp_path, width)
-    assert found["page"] <= found["inside"] == width
+    measured = look(render(many), script, tmp_path, width)
+    assert measured["page"] <= measured["inside"] == width
     if width == 1200:
-        assert found["hidden"] <= 0
+        assert measured["hidden"] <= 0
     else:
-        assert found["name"] < 0.45 * width
+        assert measured["name"] < 0.45 * width
 
 
 @in_browser
@@ -367,15 +367,15 @@ def test_no_text_of_a_chart_is_cut(many, tmp_path, width):
     const cut = texts.filter((each) => !inside(box(each), box(each.ownerSVGElement)));
     found.cut = cut.map((each) => each.textContent);
     """
-    found = look(render(many), script.replace("LONG", json.dumps(LONG)), tmp_path, width)
-    assert found["count"] > 100
-    assert found["cut"] == []
+    measured = look(render(many), script.replace("LONG", json.dumps(LONG)), tmp_path, width)
+    assert measured["count"] > 100
+    assert measured["cut"] == []
 
 
 @in_browser
 def test_paired_differences_have_a_line_at_zero(many, tmp_path):
-    found = look(render(many), 'found.zero = all("#chart-pairs .layer_0_marks line").length;', tmp_path)
-    assert found["zero"] == 1
+    measured = look(render(many), 'found.zero = all("#chart-pairs .layer_0_marks line").length;', tmp_path)
+    assert measured["zero"] == 1
 
 
 # sizes, and the best of a column
@@ -413,7 +413,7 @@ def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_pat
         write_run(tmp_path / method, method=method, closing=[end] * 3, **keys)
     comparison = read_comparison([str(tmp_path)])
     variants = comparison.variants("")
-    assert [each.entry.label for each in frontier(entries(variants)) if each.frontier] == ["local", "fedavg-ft"]
+    assert [point.entry.label for point in frontier(entries(variants)) if point.frontier] == ["local", "fedavg-ft"]
     near = close_to(variants)
     assert (near.label, near.target) == ("fedavg-ft", pytest.approx(0.79))
     sheet = cost_sheet(variants)
@@ -460,7 +460,7 @@ def test_a_wide_table_fits_and_no_point_is_loose(tmp_path):
             closing = [0.3 + 0.1 * seed, 0.6, 0.7]
             run = write_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, closing=closing, kept=True)
             stretch(run, rounds=10, every=5)
-    seen = """
+    script = """
     for (const fold of all(".fold")) fold.open = true;
     await later();
     const [table] = all(".sorted");
@@ -468,5 +468,5 @@ def test_a_wide_table_fits_and_no_point_is_loose(tmp_path):
     found.lines = all('#chart-round .mark-line path[stroke-width="2"]').length;
     """
     page = render(read_comparison([str(tmp_path)]))
-    assert look(page, seen, tmp_path, width=960) == {"hidden": 0, "lines": 2}
+    assert look(page, script, tmp_path, width=960) == {"hidden": 0, "lines": 2}
     assert "Kept: points are from before the round&#x27;s training, thin lines from after it." in page

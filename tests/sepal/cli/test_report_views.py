@@ -59,7 +59,7 @@ def test_where_one_method_was_not_evaluated_so_its_trained_models_stand_in(besid
     data = datasets(comparison)
     kept = {(row["label"], row["mean"]) for row in data["shift"] if row["view"] == "kept" and row["shift"] == 100}
     assert kept == {("ditto", 30), ("fedavg-ft", 60)}
-    (shift,) = (each for each in charts(comparison, data) if each.name == "shift")
+    (shift,) = (chart for chart in charts(comparison, data) if chart.name == "shift")
     assert shift.words.endswith("deployed models under full shift: ditto 30.0 %; fedavg-ft 60.0 %.")
 
 
@@ -79,7 +79,7 @@ def test_a_curve_counts_rounds_as_they_were_set_and_the_closing_evaluation_after
         (2, "round 2", False),
         (2, "closing, after round 2", True),
     ]
-    (by_round,) = (each for each in charts(comparison, data) if each.name == "round")
+    (by_round,) = (chart for chart in charts(comparison, data) if chart.name == "round")
     assert "ends at 60.0 % after 2 rounds" in by_round.words
     assert "The last point is the closing evaluation, after the last round." in by_round.reading
 
@@ -91,7 +91,7 @@ def test_the_words_say_why_points_of_fine_tuned_models_lie_off_their_line(tmp_pa
         lines[0]["full"] = lines[1]["full"] = False
         (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     comparison = read_comparison([str(tmp_path)])
-    (by_round,) = (each for each in charts(comparison, datasets(comparison)) if each.name == "round")
+    (by_round,) = (chart for chart in charts(comparison, datasets(comparison)) if chart.name == "round")
     assert "Trained, of fedavg-ft: points are fine-tuned as for a user, thin lines trained as" in by_round.reading
 
 
@@ -108,9 +108,9 @@ def test_few_clients_are_named_on_the_axis_and_numbered_ones_by_their_number(tmp
     found.clients = words("clients").slice(0, 4);
     found.bytes = words("bytes").slice(0, 4);
     """
-    found = look(render(read_comparison([str(run)])), script, tmp_path)
-    assert found["clients"] == ["1", "2", "0", "clinic-north"], "the worst first"
-    assert sorted(found["bytes"]) == ["0", "1", "2", "clinic-north"]
+    measured = look(render(read_comparison([str(run)])), script, tmp_path)
+    assert measured["clients"] == ["1", "2", "0", "clinic-north"], "the worst first"
+    assert sorted(measured["bytes"]) == ["0", "1", "2", "clinic-north"]
 
 
 def test_many_clients_are_named_in_tooltips_alone():

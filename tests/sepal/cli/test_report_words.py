@@ -87,11 +87,11 @@ def test_the_page_says_how_many_clients_there_are_what_its_columns_mean_and_of_w
 
 
 def test_yardsticks_that_are_not_among_the_runs_are_named(swept, mixed):
-    both, one = "Without local and fedavg-ft: add them to ", "Without fedavg-ft: add it to "
+    both, without_one = "Without local and fedavg-ft: add them to ", "Without fedavg-ft: add it to "
     assert f"{both}<code>methods</code>." in render(swept)
-    assert f"{one}<code>methods</code>." in render(mixed)
+    assert f"{without_one}<code>methods</code>." in render(mixed)
     assert f"{both}`methods`." in printed(swept)
-    assert f"{one}`methods`." in printed(mixed)
+    assert f"{without_one}`methods`." in printed(mixed)
 
 
 def test_an_empty_line_follows_every_table(swept):
@@ -111,12 +111,12 @@ def test_where_labels_are_not_known_a_sentence_stands_in_place_of_them(tmp_path)
             np.save(birds / name / f"{number}.npy", np.zeros((1, 8, 8)))
     keys = {"data-dir": str(birds), "model": "digits-cnn", "partition.name": "iid"}
     write_run(tmp_path / "run", dataset="folder", about=False, **keys)
-    place, reading = [str(tmp_path / "run")], Allowed(data=True)
-    assert "labels" in specs(render(read_comparison(place, reading)))
+    paths, reading = [str(tmp_path / "run")], Allowed(data=True)
+    assert "labels" in specs(render(read_comparison(paths, reading)))
     shutil.rmtree(birds)
-    told = {"This run has stored no label counts": Allowed(), "The data (folder) is not on the machine": reading}
-    for words, allowed in told.items():
-        page = render(read_comparison(place, allowed))
+    reasons = {"This run has stored no label counts": Allowed(), "The data (folder) is not on the machine": reading}
+    for words, allowed in reasons.items():
+        page = render(read_comparison(paths, allowed))
         assert "labels" not in specs(page)
         assert 'id="chart-labels"' not in page
         assert words_of(page, "labels").startswith(words)
@@ -178,10 +178,10 @@ def test_a_browser_shows_which_run_a_figure_is_of_and_opens_the_words_for_paper(
     command += ["--window-size=600,900", "--virtual-time-budget=30000", file.as_uri()]
     environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
-    found = json.loads(html.unescape(re.search(r"<title>(.+?)</title>", done.stdout)[1]))
-    assert "fedavg, deployed models, seed 1" in found["first"]
-    assert "local, trained models in place of received, seed 0" in found["second"]
-    assert "pruned, mean over clientsthe first seed of each run" in found["own"]  # a long name has a line of its own
-    assert (found["closed"], found["after"]) == (0, 0)
-    assert found["open"] >= 6
-    assert found["screen"] == found["again"] < 600 < found["paper"]
+    measured = json.loads(html.unescape(re.search(r"<title>(.+?)</title>", done.stdout)[1]))
+    assert "fedavg, deployed models, seed 1" in measured["first"]
+    assert "local, trained models in place of received, seed 0" in measured["second"]
+    assert "pruned, mean over clientsthe first seed of each run" in measured["own"]  # a long name has a line of its own
+    assert (measured["closed"], measured["after"]) == (0, 0)
+    assert measured["open"] >= 6
+    assert measured["screen"] == measured["again"] < 600 < measured["paper"]

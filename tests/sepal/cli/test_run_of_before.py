@@ -23,9 +23,9 @@ STORED = Path(__file__).parents[2] / "data" / "run_of_0_1"
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-    place = tmp_path_factory.mktemp("runs") / "before"
-    shutil.copytree(STORED, place)
-    return place
+    directory = tmp_path_factory.mktemp("runs") / "before"
+    shutil.copytree(STORED, directory)
+    return directory
 
 
 def sepal(*arguments):

@@ -35,8 +35,8 @@ def test_tensorboard_gets_the_same_scalars(tmp_path):
     assert result.exit_code == 0, result.output
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("accuracy/trained/mean")]
-    assert found == [(row["round"], pytest.approx(row["accuracy/trained/mean"])) for row in by_round(read_run(run))]
+    scalars = [(event.step, event.value) for event in events.Scalars("accuracy/trained/mean")]
+    assert scalars == [(row["round"], pytest.approx(row["accuracy/trained/mean"])) for row in by_round(read_run(run))]
 
 
 def test_without_tensorboard_one_line_says_what_to_install(tmp_path, monkeypatch):

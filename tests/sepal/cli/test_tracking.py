@@ -30,8 +30,8 @@ def client(tmp_path, monkeypatch):
 
 def logged(client, experiment):
     client = client()
-    found = client.get_experiment_by_name(experiment)
-    return client.search_runs([found.experiment_id]) if found else []
+    stored_experiment = client.get_experiment_by_name(experiment)
+    return client.search_runs([stored_experiment.experiment_id]) if stored_experiment else []
 
 
 def test_a_run_has_its_keys_figures_report_and_model_once(client, tmp_path):
@@ -48,8 +48,8 @@ def test_a_run_has_its_keys_figures_report_and_model_once(client, tmp_path):
     client = client()
     series = client.get_metric_history(run.info.run_id, "accuracy/received/mean")
     lines = [json.loads(line) for line in (tmp_path / "runs" / "first" / "metrics.jsonl").read_text().splitlines()]
-    wanted = [(line["round"], line["accuracy"]["received"]["mean"]) for line in lines if line["accuracy"]["received"]]
-    assert sorted((metric.step, metric.value) for metric in series) == wanted
+    expected = [(line["round"], line["accuracy"]["received"]["mean"]) for line in lines if line["accuracy"]["received"]]
+    assert sorted((metric.step, metric.value) for metric in series) == expected
     artifacts = {item.path for item in client.list_artifacts(run.info.run_id)}
     assert artifacts >= {"config.toml", "summary.json", "metrics.jsonl", "report.html", "model"}
     (model,) = client.list_artifacts(run.info.run_id, "model")

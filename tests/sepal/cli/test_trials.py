@@ -56,9 +56,9 @@ def test_the_best_trial_gives_its_values_and_runs_wait_for_it(file: Path, tmp_pa
     write_run(out / "rates-lr_0.1-fedavg-seed0", closing=[0.5] * 3)
     write_run(out / "rates-lr_0.3-fedavg-seed0", closing=[0.6] * 3)
     write_run(out / "rates-lr_0.1-local-seed0", method="local")
-    found = chosen(plan, out)
-    assert found == {"main": {"fedavg": {"lr": 0.3}}}
-    runs = list(plan.runs("main", found))
+    choices = chosen(plan, out)
+    assert choices == {"main": {"fedavg": {"lr": 0.3}}}
+    runs = list(plan.runs("main", choices))
     assert [(run.variant, run.seed, run.ready) for run in runs] == [
         ("fedavg", 0, True),
         ("local", 0, False),
@@ -120,10 +120,10 @@ def test_a_later_call_knows_which_trials_failed(file: Path, tmp_path: Path, monk
     diverged.remove("rates-lr_0.3-local-seed0")
     Executor(out, lambda: PlanDisplay(Console(stderr=True)), jobs=1, workers=1, hours=1)(list(plan.runs("rates")))
     assert list(failures(out)) == ["rates-lr_0.3-fedavg-seed0"]
-    given: list[PlannedRun] = []
-    monkeypatch.setattr(paper, "write_report", lambda _, runs, __: given.extend(runs) or [])
+    reported: list[PlannedRun] = []
+    monkeypatch.setattr(paper, "write_report", lambda _, runs, __: reported.extend(runs) or [])
     paper.main([str(file), "--out", str(out), "--report"])
-    assert [dict(run.chosen) for run in given if (run.block, run.variant) == ("main", "fedavg")] == [{"lr": 0.1}] * 2
+    assert [dict(run.chosen) for run in reported if (run.block, run.variant) == ("main", "fedavg")] == [{"lr": 0.1}] * 2
 
 
 def test_trials_run_before_what_waits_for_them_and_a_block_brings_its_trials(file: Path, tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def test_a_method_keeps_what_its_settings_say_and_every_swept_cell_is_searched(t
     runs = {run.name: run for run in plan.runs()}
     assert (runs["alpha_1.0-ditto-seed0"].ready, runs["alpha_1.0-ditto-seed0"].keys["lr"]) == (False, 0.7)
     assert runs["tune-alpha_1.0-lr_0.3_momentum_0.5-local-seed1001"].keys["partition.alpha"] == 1.0
-    found = chosen(plan, tmp_path)
-    assert found["alpha=1.0"] == {"ditto": {}}, "which waits for no trial"
+    choices = chosen(plan, tmp_path)
+    assert choices["alpha=1.0"] == {"ditto": {}}, "which waits for no trial"
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def test_the_calibrated_rate_is_kept_unless_another_is_better_by_more_than_a_sta
     """Three clients and two seeds: a spread of .03 over clients is a standard error of .03 / √3 / √2 = .0122."""
     plan = read_plan(plan_file(tmp_path, PLAN.partition("[grid]")[0].replace('"fedavg", "local", "ditto"', '"local"')))
     assert assemble({"method": "local", "dataset": "digits"}).task.config.lr == 0.2
-    found = {0.05: 0.5, 0.1: 0.7, 0.2: 0.79, 0.4: 0.8, 0.8: 0.795}
+    accuracies = {0.05: 0.5, 0.1: 0.7, 0.2: 0.79, 0.4: 0.8, 0.8: 0.795}
     for run in plan.runs("tune"):
-        mean = found[float(run.keys["lr"])]
+        mean = accuracies[float(run.keys["lr"])]
         keys = {"method": "local", "seed": run.seed, "lr": run.keys["lr"], "validation": {"kept": mean}}
         lines = write_run(tmp_path / run.name, **keys, closing=[mean] * 3) / "metrics.jsonl"
         lines.write_text(lines.read_text().replace('"std": 0.0', f'"std": {spread}'))
@@ -225,10 +225,10 @@ def test_a_search_runs_once(tmp_path, runs_in_this_process):
     text = 'methods = ["local"]\nseeds = [5]\n[settings]\ndataset = "digits"\nrounds = 1\nclients = 2\n'
     text += '"partition.subsample" = 200\n[grid]\nlr = [0.0001, 0.1]\n'
     file = plan_file(tmp_path, text)
-    for there in ("0 of 4 runs are there already", "5 of 5 runs are there already"):
+    for words in ("0 of 4 runs are there already", "5 of 5 runs are there already"):
         done = sepal("compare", file, "--tune", "--out", tmp_path / "out", "--no-report", "--workers", "1")
         assert done.exit_code == 0, done.output
-        assert there in done.stderr
+        assert words in done.stderr
     config = json.loads((tmp_path / "out" / "comparison.json").read_text())["tuning"][0]
     assert (config["chosen"], config["view"]) == ("lr=0.1", "kept")
     assert "lr = 0.1\n" in (tmp_path / "out" / "local-seed5" / "config.toml").read_text()

@@ -36,9 +36,9 @@ def build(shape, classes):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """A place with Sepal alone: the checkout's own folders are not importable by their bare names."""
-    place = tmp_path_factory.mktemp("site")
-    (place / "sepal").symlink_to(ROOT / "sepal")
-    return place
+    directory = tmp_path_factory.mktemp("site")
+    (directory / "sepal").symlink_to(ROOT / "sepal")
+    return directory
 
 
 @pytest.fixture

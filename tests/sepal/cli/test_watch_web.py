@@ -21,8 +21,8 @@ from sepal.report.state import progress, state
 
 @pytest.mark.parametrize(("screen", "opened"), [(":0", True), ("", False)])
 def test_the_address_is_printed_and_opened_where_there_is_a_screen(tmp_path, monkeypatch, screen, opened):
-    asked = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: asked.append(url) or True)
+    addresses = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: addresses.append(url) or True)
     monkeypatch.setattr(ReportServer, "serve_forever", lambda server: (_ for _ in ()).throw(KeyboardInterrupt))
     monkeypatch.setenv("DISPLAY", screen)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
@@ -32,7 +32,7 @@ def test_the_address_is_printed_and_opened_where_there_is_a_screen(tmp_path, mon
     assert address.startswith("http://127.0.0.1:")
     assert how == "Ctrl-C ends the page, not the run."
     assert rest == ["opened in the browser"] * opened
-    assert asked == [address] * opened
+    assert addresses == [address] * opened
 
 
 def test_a_run_says_its_round_the_time_left_and_its_clients(tmp_path):

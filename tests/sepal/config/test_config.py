@@ -171,10 +171,10 @@ def test_pyproject_lists_every_key_with_its_default():
     listed = {}
     for key, value in table.items():
         listed |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-    wanted = dict(RunConfig().flat()) | NOT_SET
+    expected = dict(RunConfig().flat()) | NOT_SET
     for name in registry.METHODS:
-        wanted |= flatten(registry.get(name).hyper(), f"{name}.")
-    shown = "\n".join(f"{key} = {wanted[key]!r}" for key in wanted if listed.get(key) != wanted[key])
+        expected |= flatten(registry.get(name).hyper(), f"{name}.")
+    shown = "\n".join(f"{key} = {expected[key]!r}" for key in expected if listed.get(key) != expected[key])
     assert not shown, f"missing from pyproject.toml, or another default there:\n{shown}"
-    surplus = ", ".join(sorted(listed.keys() - wanted.keys()))
+    surplus = ", ".join(sorted(listed.keys() - expected.keys()))
     assert not surplus, f"in pyproject.toml, and keys of no registered method: {surplus}"

@@ -50,8 +50,10 @@ def test_a_key_without_a_mark_would_be_noticed():
 
 def test_only_shared_keys_lead_outside_the_run():
     """A method's own keys are known once it is imported: a config from elsewhere is judged before that."""
-    own = {prefix: kind for prefix, kind in groups() if prefix}
-    leading = (marked(kind, Mark.CODE, Mark.PATH, Mark.FETCHED, prefix=prefix) for prefix, kind in own.items())
+    method_groups = {prefix: kind for prefix, kind in groups() if prefix}
+    leading = (
+        marked(kind, Mark.CODE, Mark.PATH, Mark.FETCHED, prefix=prefix) for prefix, kind in method_groups.items()
+    )
     assert [key for keys in leading for key in keys] == []
 
 
@@ -181,9 +183,9 @@ def hand_lists():
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 items = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else ()
-                found = {item.value for item in items if isinstance(item, ast.Constant)} & names
-                if len(found) > 1:
-                    yield str(path.relative_to(ROOT)), found
+                listed = {item.value for item in items if isinstance(item, ast.Constant)} & names
+                if len(listed) > 1:
+                    yield str(path.relative_to(ROOT)), listed
 
 
 def test_no_list_of_keys_is_written_by_hand():

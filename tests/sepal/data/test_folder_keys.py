@@ -46,7 +46,7 @@ def test_a_table_is_standardised_by_each_client_with_its_own_training_part(tmp_p
         np.testing.assert_allclose(data.train.x[:, :2].mean(axis=0), 0, atol=1e-4)
         np.testing.assert_allclose(data.train.x[:, :2].std(axis=0), 1, atol=1e-4)
         for part in ("train", "validation", "test"):
-            train, stored = (each.x[:, :2].astype(np.float64) for each in (raw.train, getattr(raw, part)))
+            train, stored = (side.x[:, :2].astype(np.float64) for side in (raw.train, getattr(raw, part)))
             scaled = getattr(data, part).x
             np.testing.assert_allclose(scaled[:, :2], (stored - train.mean(0)) / train.std(0), atol=1e-3)
             assert (scaled[:, 2] == 0).all(), "a constant column stays 0"
@@ -131,34 +131,34 @@ def test_the_pooled_and_shifted_views_are_standardised_by_the_client(tmp_path):
     }
     shared = Shared.of(flat, "cpu")
     source = data_of(shared.assembly, Node(1, 3))
-    own = source.client(1, 3, "client-00001").scale
+    client_scale = source.client(1, 3, "client-00001").scale
     everyone = pooled_test(source.spec.__class__("folder", str(tmp_path), IID, clients=3)).x
-    x, _ = scaled(pooled(shared, source, 3), own)
-    np.testing.assert_allclose(np.sort(x[:, 0].numpy()), np.sort(own(everyone)[:, 0]), atol=1e-5)
-    assert abs(shift(shared, source, 3, "client-00001", 5, own).others[0]).max() < 10
+    x, _ = scaled(pooled(shared, source, 3), client_scale)
+    np.testing.assert_allclose(np.sort(x[:, 0].numpy()), np.sort(client_scale(everyone)[:, 0]), atol=1e-5)
+    assert abs(shift(shared, source, 3, "client-00001", 5, client_scale).others[0]).max() < 10
 
 
 def test_named_classes_are_the_same_in_every_file(tmp_path):
-    given = FolderSettings(classes="well, ill, unsure")
-    source = load("folder", table(tmp_path / "a", labels=("ill", "well")), given)
+    settings = FolderSettings(classes="well, ill, unsure")
+    source = load("folder", table(tmp_path / "a", labels=("ill", "well")), settings)
     assert (source.info.class_names, source.info.classes) == (("well", "ill", "unsure"), 3)
     assert source.train.y[:4].tolist() == [1, 0, 1, 0]
-    assert load("folder", table(tmp_path / "b", labels=("2", "0")), given).train.y[:2].tolist() == [2, 0]
+    assert load("folder", table(tmp_path / "b", labels=("2", "0")), settings).train.y[:2].tolist() == [2, 0]
     with pytest.raises(DataError, match="row 3, column label: expected one of well, ill, unsure, got 'dead'"):
-        load("folder", table(tmp_path / "c", labels=("ill", "dead")), given)
+        load("folder", table(tmp_path / "c", labels=("ill", "dead")), settings)
     picture(tmp_path / "d" / "ill" / "0.png")
     picture(tmp_path / "d" / "well" / "0.png")
-    assert load("folder", tmp_path / "d", given).train.y.tolist() == [1, 0]
+    assert load("folder", tmp_path / "d", settings).train.y.tolist() == [1, 0]
     picture(tmp_path / "d" / "dead" / "0.png")
     with pytest.raises(DataError, match="expected classes among"):
-        load("folder", tmp_path / "d", given)
+        load("folder", tmp_path / "d", settings)
 
 
 def test_other_classes_on_another_machine_are_refused(tmp_path):
     keys = {"dataset": "folder", "clients": 2, "method": "fedavg"}
 
-    def agreed(place, labels, **more):
-        return assemble({**keys, "data-dir": str(table(tmp_path / place, labels)), **more}).agreed
+    def agreed(folder, labels, **more):
+        return assemble({**keys, "data-dir": str(table(tmp_path / folder, labels)), **more}).agreed
 
     server, client = agreed("a", ("ill", "well")), agreed("b", ("ill", "unwell"))
     words = str(disagreement("clinic", server, client))

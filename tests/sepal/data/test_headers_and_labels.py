@@ -48,8 +48,8 @@ def test_the_index_of_pandas_is_named_and_left_out_of_a_csv_file(tmp_path):
     assert source.info.notes == (
         f"{tmp_path / 'all.csv'}: its first column numbers the rows, as pandas does, and is left out",
     )
-    found = read(origin_of(source.info), tmp_path / "all.csv")
-    assert (found.x.shape, found.notes) == ((6, 2), source.info.notes)
+    table = read(origin_of(source.info), tmp_path / "all.csv")
+    assert (table.x.shape, table.notes) == ((6, 2), source.info.notes)
 
 
 def test_the_index_of_pandas_is_left_out_when_it_was_read_and_written_again(tmp_path):

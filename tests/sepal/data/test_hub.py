@@ -45,10 +45,10 @@ def table(rows=ROWS):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    place = tmp_path_factory.mktemp("saved")
+    directory = tmp_path_factory.mktemp("saved")
     parts = {"train": photographs(), "test": photographs(9, 1)}
-    datasets.DatasetDict(parts).save_to_disk(place)
-    return place
+    datasets.DatasetDict(parts).save_to_disk(directory)
+    return directory
 
 
 def reading(resize="", **keys):
@@ -72,8 +72,8 @@ def test_images_are_those_of_a_folder(saved, tmp_path):
         where.mkdir()
         image.save(where / "a.png")
     keys = reading("8x8")
-    there = hub.read(saved, keys)
-    np.testing.assert_array_equal(there.x[: there.train_count], read_folder(tmp_path, keys).x)
+    from_hub = hub.read(saved, keys)
+    np.testing.assert_array_equal(from_hub.x[: from_hub.train_count], read_folder(tmp_path, keys).x)
 
 
 def test_parquet_files_belong_to_the_part_that_they_are_named_after(tmp_path):
@@ -231,11 +231,11 @@ def test_a_data_set_is_downloaded_once_as_the_hub_has_it(server, tmp_path, monke
     publish(server, "me/herbs", {**files, "other/train/0000.parquet": b"x", ".gitattributes": b"x"})
     publish(server, "me/herbs", {"README.md": readme.encode()}, "main")
     copy = hub.local_copy("me/herbs:raw", tmp_path)
-    asked = len(server.requests)
+    request_count = len(server.requests)
     unasked = ("README", "/other/", "templates")
     assert [path for path in server.requests if any(word in path for word in unasked)] == []
     assert hub.local_copy("me/herbs:raw", tmp_path) == copy
-    assert len(server.requests) == asked
+    assert len(server.requests) == request_count
     source = hub.read(copy, reading())
     assert (source.train_count, len(source.y)) == (24, 30)
     assert len(hub.read(copy, reading(train="unsupervised", test="")).y) == 50
@@ -287,8 +287,8 @@ def test_a_node_downloads_what_its_operator_allows_and_reads_its_own_copy_first(
     with pytest.raises(ProtocolError, match=r"hf\.name: expected a data set that this node allows"):
         local_config(named, Node(0, 1))
     assert local_config(named, Node(0, 1, allow=frozenset({"me/herbs"})))["hf.name"] == "me/herbs"
-    found = local_config(named, Node(0, 1, data_dir="/copy"))
-    assert (found["hf.name"], found["data-dir"]) == ("", "/copy")
+    config = local_config(named, Node(0, 1, data_dir="/copy"))
+    assert (config["hf.name"], config["data-dir"]) == ("", "/copy")
 
 
 def test_a_run_on_a_local_copy(saved, tmp_path):

@@ -67,8 +67,8 @@ def test_clients_without_a_test_or_a_validation_part_are_counted(tmp_path):
 
 def uneven(client):
     """The first client has no test part, the second no validation part, the third all, the fourth a test part alone."""
-    mine = np.arange(client, 90, 4)
-    train, validation, test = mine[:12], mine[12:16], mine[16:]
+    indices = np.arange(client, 90, 4)
+    train, validation, test = indices[:12], indices[12:16], indices[16:]
     if client == 3:
         train, validation = train[:0], validation[:0]
     if client == 0:
@@ -88,18 +88,18 @@ OWN = {"own.shape": "6", "own.classes": 2, "own.data": f"{__name__}:uneven", "cl
 RUN = {"rounds": 2, "local-epochs": 1, "lr": 0.1, "evaluate-every": 1}
 
 
-def summary_of(found):
-    return json.loads((found.path / "summary.json").read_text(encoding="utf-8"))
+def summary_of(result):
+    return json.loads((result.path / "summary.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("method", sorted(registry.names()))
 def test_a_client_without_one_of_its_parts_does_what_it_can_and_is_no_figure(tmp_path, method):
-    found = run(method, "own", f"{__name__}:small", workers=1, progress=False, out=str(tmp_path), **OWN, **RUN)
-    figures = [figure for figure in summary_of(found)["accuracy"].values() if figure]
+    result = run(method, "own", f"{__name__}:small", workers=1, progress=False, out=str(tmp_path), **OWN, **RUN)
+    figures = [figure for figure in summary_of(result)["accuracy"].values() if figure]
     assert figures
     assert {figure["clients"] for figure in figures} == {2}
-    assert summary_of(found)["populations"] == {"participants": 3, "novel": 1}, "who has no training examples"
-    received = summary_of(found)["novel"]["accuracy"].get("received")
+    assert summary_of(result)["populations"] == {"participants": 3, "novel": 1}, "who has no training examples"
+    received = summary_of(result)["novel"]["accuracy"].get("received")
     assert received is None or received["clients"] == 1
 
 
@@ -129,14 +129,14 @@ def test_shifted_and_corrupted_views_leave_out_a_client_without_test_examples(tm
     images = RNG.integers(0, 255, (51, 12, 12)).astype(np.uint8)
     np.savez(tmp_path / "all.npz", x=images, y=np.arange(51) % 2, person=people)
     keys = {"evaluate.shift": True, "evaluate.corruption": "contrast", "partition.min-examples": 1, "clients": 3}
-    found = run(
+    result = run(
         *("fedavg", "folder"),
         **{"data_dir": str(tmp_path), "out": str(tmp_path / "runs"), "workers": 1, "progress": False, "rounds": 1},
         **keys,
     )
-    figures = {view: figure for view, figure in summary_of(found)["accuracy"].items() if figure}
+    figures = {view: figure for view, figure in summary_of(result)["accuracy"].items() if figure}
     assert figures.pop("pooled")["clients"] == 3, "tested on all clients' examples"
     assert {figure["clients"] for figure in figures.values()} == {2}
-    further = summary_of(found)["further"]
+    further = summary_of(result)["further"]
     assert {"received-corrupted", "received-shift-100"} <= further.keys()
     assert {figure["clients"] for figure in further.values()} == {2}

@@ -22,14 +22,16 @@ MODULE = "tests_more_reports"
 ROWS = 40
 
 
-def table(place, cells, head="label,a"):
-    (place / "all.csv").write_bytes((f"{head}\n" + "".join(f"{cells[n % len(cells)]}\n" for n in range(ROWS))).encode())
-    return load("folder", place)
+def table(directory, cells, head="label,a"):
+    (directory / "all.csv").write_bytes(
+        (f"{head}\n" + "".join(f"{cells[n % len(cells)]}\n" for n in range(ROWS))).encode()
+    )
+    return load("folder", directory)
 
 
-def arrays(place, **given):
-    np.savez(place / "all.npz", **given)
-    return load("folder", place)
+def arrays(directory, **members):
+    np.savez(directory / "all.npz", **members)
+    return load("folder", directory)
 
 
 @pytest.fixture
@@ -66,9 +68,9 @@ def test_numbers_that_pandas_stores_as_objects_are_numbers(returns, numbers):
     """With torch: "can't convert np.ndarray of type numpy.object_" for a frame of numbers."""
     plain = own_data(returns(parts()))
     x, y = parts()[:2]
-    found = own_data(returns(parts(pd.DataFrame(x).astype(numbers), pd.Series(y).astype("Int64").astype(object))))
-    assert (found.train.x == plain.train.x).all()
-    assert (found.train.y == plain.train.y).all()
+    source = own_data(returns(parts(pd.DataFrame(x).astype(numbers), pd.Series(y).astype("Int64").astype(object))))
+    assert (source.train.x == plain.train.x).all()
+    assert (source.train.y == plain.train.y).all()
 
 
 @pytest.mark.parametrize(
@@ -160,20 +162,20 @@ def test_a_byte_order_mark_is_no_part_of_a_name_and_utf_16_is_called_so(tmp_path
 
 def test_classes_and_categories_that_differ_in_case_alone_are_named(tmp_path):
     """pandas reads TRUE, True and true as one; here they are three, and a line says so."""
-    found = table(tmp_path, ["yes,a,True", "Yes,b,TRUE", "no,c,true"], head="label,a,smoker")
-    assert "column smoker: TRUE and True and true differ in case alone, and are read as different" in found.info.notes
+    source = table(tmp_path, ["yes,a,True", "Yes,b,TRUE", "no,c,true"], head="label,a,smoker")
+    assert "column smoker: TRUE and True and true differ in case alone, and are read as different" in source.info.notes
     assert any(
         note.endswith("classes: Yes and yes differ in case alone, and are read as different")
-        for note in found.info.notes
+        for note in source.info.notes
     )
     assert not any("differ in case" in note for note in table(tmp_path, ["yes,a", "no,b"]).info.notes)
 
 
 def test_a_column_that_numbers_the_rows_is_named(tmp_path):
     """An id from 1 on is sorted as the file is, often by class: a model learns it. pandas' index is left out."""
-    found = table(tmp_path, [f"{n},{n % 2},{n % 7}" for n in range(1, ROWS + 1)], head="id,label,a")
+    source = table(tmp_path, [f"{n},{n % 2},{n % 7}" for n in range(1, ROWS + 1)], head="id,label,a")
     assert any(
-        "id numbers the rows; folder.leave-out leaves it out if it is an id" in note for note in found.info.notes
+        "id numbers the rows; folder.leave-out leaves it out if it is an id" in note for note in source.info.notes
     )
     assert not any("numbers the rows" in note for note in table(tmp_path, ["0,1", "1,2"]).info.notes)
 
@@ -184,8 +186,8 @@ def test_what_a_mac_or_a_notebook_adds_to_a_directory_is_no_class_and_no_image(t
         (tmp_path / name).mkdir()
         Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
     (tmp_path / "cat" / "._0.png").write_bytes(b"\x00\x05\x16\x07")
-    found = load("folder", tmp_path)
-    assert (found.info.class_names, len(found.y)) == (("cat", "dog"), 2)
+    source = load("folder", tmp_path)
+    assert (source.info.class_names, len(source.y)) == (("cat", "dog"), 2)
 
 
 @pytest.mark.parametrize(("content", "got"), [(b"", "an empty file"), (b"RIFF1234", "8 bytes that are none")])

@@ -128,21 +128,23 @@ def test_numbers_that_nobody_standardises_are_refused_where_float32_would_change
 
 
 def test_large_numbers_that_float32_tells_apart_are_taken():
-    for given in (ROWS * 1e6, np.full((3, 2), 1e9 + 1), ROWS[:1], SECONDS.astype(np.float32)[:, None]):
-        np.testing.assert_array_equal(as_float32("x", given[:, 1:] if len(given) == 40 else given).dtype, np.float32)
+    for numbers in (ROWS * 1e6, np.full((3, 2), 1e9 + 1), ROWS[:1], SECONDS.astype(np.float32)[:, None]):
+        np.testing.assert_array_equal(
+            as_float32("x", numbers[:, 1:] if len(numbers) == 40 else numbers).dtype, np.float32
+        )
     with pytest.raises(DataError, match=r"numbers up to 3.4e\+38, which float32 holds, got 1e\+39"):
         as_float32("x", np.array([[1e39]]))
 
 
-@pytest.mark.parametrize("given", ["file", "frame", "array"])
-def test_an_exported_model_standardises_the_numbers_as_in_training(tmp_path, given):
+@pytest.mark.parametrize("form", ["file", "frame", "array"])
+def test_an_exported_model_standardises_the_numbers_as_in_training(tmp_path, form):
     import torch
 
     source = csv_file(tmp_path)
     data = ClientData(source.train, source.train, source.train).standardized()
     scale = tuple(data.scale.mean.tolist()), tuple(data.scale.factor.tolist())
     origin = origin_of(source.info, offset=scale[0], factor=scale[1])
-    rows = {"file": tmp_path / "all.csv", "frame": frame(), "array": ROWS}[given]
+    rows = {"file": tmp_path / "all.csv", "frame": frame(), "array": ROWS}[form]
     x = torch.from_numpy(prepared(origin, read(origin, rows).x))
     module = Standardized(torch.nn.Identity(), *scale, fill=False)
     np.testing.assert_array_equal(module(x).numpy(), data.train.x)
@@ -166,8 +168,8 @@ def ids_for_a_model(where, as_frame=False):
     csv_file(where)
     info = load("folder", where).info
     origin = origin_of(info, offset=(0.0, 0.0), factor=(1.0, 1.0))
-    given = np.stack([IDS, IDS], axis=1)
-    return prepared(origin, read(origin, pd.DataFrame(given, columns=info.columns) if as_frame else given).x)
+    ids = np.stack([IDS, IDS], axis=1)
+    return prepared(origin, read(origin, pd.DataFrame(ids, columns=info.columns) if as_frame else ids).x)
 
 
 def ids_of_a_frame(where):

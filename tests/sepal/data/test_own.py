@@ -61,8 +61,8 @@ def test_whole_numbers_are_said_to_be_taken_for_tokens_once(returns, caplog, par
     own.say_tokens.cache_clear()
     table = np.arange(30).reshape(10, 3)
     none = np.zeros((0, 3)), np.array([], int)
-    given = {"train": four(x=table, x_test=table[:4]), "test": (*none, table[:4], np.arange(4) % 3)}[part]
-    load = returns(given)
+    returned = {"train": four(x=table, x_test=table[:4]), "test": (*none, table[:4], np.arange(4) % 3)}[part]
+    load = returns(returned)
     for client in range(3):
         OwnData(own_info(OwnSettings(shape="3", classes=3)), load).client(client, 3, f"client-{client}")
     way = "return floats if they are numbers, or set own.vocabulary if they are tokens"
@@ -72,11 +72,11 @@ def test_whole_numbers_are_said_to_be_taken_for_tokens_once(returns, caplog, par
 def test_nothing_is_said_of_tokens_with_a_vocabulary_nor_of_floats(returns, caplog):
     own.say_tokens.cache_clear()
     tokens = np.arange(30).reshape(10, 3)
-    for keys, given in (
+    for keys, returned in (
         (OwnSettings(shape="3", classes=3, vocabulary=30), four(x=tokens, x_test=tokens[:4])),
         (OwnSettings(shape="3", classes=3), four()),
     ):
-        OwnData(own_info(keys), returns(given)).client(0, 1, "client-0")
+        OwnData(own_info(keys), returns(returned)).client(0, 1, "client-0")
     assert not caplog.messages
 
 
@@ -163,10 +163,10 @@ def test_examples_need_a_label_each():
     ],
 )
 def test_own_data_get_the_default_model_that_files_of_their_shape_get(keys, model):
-    made = assemble({"dataset": "own", "method": "fedavg", "own.data": "nowhere:load", **keys})
-    assert made.task.config.model == model
-    built = made.make()
-    x = torch.zeros((2, *made.info.input_shape), dtype=torch.long if made.info.vocabulary else torch.float32)
-    assert built(x).shape == (2, *made.task.learning.output)
+    assembly = assemble({"dataset": "own", "method": "fedavg", "own.data": "nowhere:load", **keys})
+    assert assembly.task.config.model == model
+    built = assembly.make()
+    x = torch.zeros((2, *assembly.info.input_shape), dtype=torch.long if assembly.info.vocabulary else torch.float32)
+    assert built(x).shape == (2, *assembly.task.learning.output)
     with pytest.raises(ConfigError, match="model: expected a value"):
         assemble({"dataset": "own", "method": "fedavg", "own.shape": "a=5,b=6", "own.classes": 2})

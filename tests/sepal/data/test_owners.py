@@ -20,19 +20,19 @@ from sepal.study.runs import model_of
 SITES = {"berlin": 60, "paris": 50, "rome": 40, "oslo": 3}
 
 
-def write(place, sites=SITES):
+def write(directory, sites=SITES):
     rng = np.random.default_rng(0)
     rows = [f"{rng.normal() + n % 2},{n % 2},{site}" for site, count in sites.items() for n in range(count)]
-    (place / "all.csv").write_text("\n".join(["age,label,person", *rows]) + "\n")
-    return {"dataset": "folder", "data-dir": str(place), "method": "fedavg", "rounds": 1}
+    (directory / "all.csv").write_text("\n".join(["age,label,person", *rows]) + "\n")
+    return {"dataset": "folder", "data-dir": str(directory), "method": "fedavg", "rounds": 1}
 
 
 def test_without_clients_each_owner_with_enough_examples_is_one_and_a_line_says_so(tmp_path):
     flat = write(tmp_path)
-    made = assemble(flat)
-    assert made.task.config.clients == 3
-    assert made.names == ("berlin", "paris", "rome")
-    assert made.notes[0] == "clients = 3: one for each owner with at least 10 examples; 1 with fewer are left out"
+    assembly = assemble(flat)
+    assert assembly.task.config.clients == 3
+    assert assembly.names == ("berlin", "paris", "rome")
+    assert assembly.notes[0] == "clients = 3: one for each owner with at least 10 examples; 1 with fewer are left out"
     assert assemble({**flat, "partition.min-examples": 3}).names == ("berlin", "oslo", "paris", "rome")
     assert assemble({**flat, "clients": 2}).task.config.clients == 2
     assert len(assemble({**flat, "clients": 2}).names) == 2
@@ -77,7 +77,7 @@ def test_tables_report_export_and_predictions_call_clients_by_their_site(tmp_pat
     keys = {"data_dir": flat["data-dir"], "rounds": 2, "name": "sites", "progress": False, "workers": 2}
     run = sepal.run("fedavg", "folder", **keys)
     assert set(run.frame["client"]) == {"berlin", "paris", "rome"}
-    assert sorted(place.name for place in (run.path / "clients").glob("*/*")) == ["berlin", "paris", "rome"]
+    assert sorted(path.name for path in (run.path / "clients").glob("*/*")) == ["berlin", "paris", "rome"]
     assert set(run.stored.about["labels"]) == {"berlin", "paris", "rome"}
     assert run.predict("paris", str(tmp_path / "data")).shape[0] == 153
     assert model_of(run.path, 1).origin.client == model_of(run.path, "paris").origin.client == "paris"
@@ -107,10 +107,10 @@ def test_owners_that_are_numbers_are_not_taken_for_the_numbers_of_clients(tmp_pa
 )
 def test_owners_that_cannot_be_names_have_numbers_and_it_is_said(sites, words, tmp_path):
     flat = write(tmp_path, sites)
-    made = assemble(flat)
-    assert made.names == ()
-    assert made.task.config.client_names == "numbers"
-    (line,) = [note for note in made.notes if note.startswith("clients are called by their numbers: ")]
+    assembly = assemble(flat)
+    assert assembly.names == ()
+    assert assembly.task.config.client_names == "numbers"
+    (line,) = [note for note in assembly.notes if note.startswith("clients are called by their numbers: ")]
     assert words in line
     with pytest.raises(ConfigError, match="client-names: expected owners whose names differ"):
         assemble({**flat, "client-names": "owners"})

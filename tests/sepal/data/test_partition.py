@@ -58,9 +58,9 @@ def test_two_class_covers_and_gives_each_client_two(seed, clients):
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "lambda-mix", "pathological", "shards", "two-class"])
 def test_same_seed_same_parts_other_seed_others(name):
     labels = labels_of(1, 3000, 10)
-    first, again, other = (deal(rule(name, 50, seed, min_examples=1), labels) for seed in (7, 7, 8))
+    first, again, other_seed = (deal(rule(name, 50, seed, min_examples=1), labels) for seed in (7, 7, 8))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other_seed, strict=True))
 
 
 def test_global_generators_are_left_alone():
@@ -216,7 +216,7 @@ def test_an_example_dealt_twice_is_an_error(monkeypatch):
 def test_a_partition_that_cannot_be_drawn_is_tried_once_for_all_clients(monkeypatch, tmp_path):
     monkeypatch.setenv("SEPAL_CACHE", str(tmp_path))
     drawn, sizes = [], partition.dirichlet_sizes
-    monkeypatch.setattr(partition, "dirichlet_sizes", lambda *given: drawn.append(given) or sizes(*given))
+    monkeypatch.setattr(partition, "dirichlet_sizes", lambda *arguments: drawn.append(arguments) or sizes(*arguments))
     spec = DataSpec("digits", "", PartitionSettings(name="dirichlet", alpha=0.0001), SplitSettings(), clients=100)
     for client in range(3):
         with pytest.raises(DataError, match="none in 200 draws"):

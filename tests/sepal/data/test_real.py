@@ -11,7 +11,7 @@ from sepal.data.sources.imdb import tokenize
 
 
 def whole(name, directory):
-    if not any((directory / place).exists() for place in PLACES[name]):
+    if not any((directory / folder).exists() for folder in PLACES[name]):
         pytest.skip(f"{name} is not in SEPAL_DATA")
     return load(name, directory)
 

@@ -22,23 +22,23 @@ from sepal.strategies.assembly import assemble
 from tests.sepal.data.origins import origin_of
 
 
-def csv(place, text):
-    (place / "all.csv").write_text(text)
-    return load("folder", place)
+def csv(directory, text):
+    (directory / "all.csv").write_text(text)
+    return load("folder", directory)
 
 
-def images(place, names, size=(12, 12)):
+def images(directory, names, size=(12, 12)):
     for name in names:
-        (place / name).mkdir(parents=True)
-        Image.new("L", size).save(place / name / "0.png")
+        (directory / name).mkdir(parents=True)
+        Image.new("L", size).save(directory / name / "0.png")
 
 
 def test_directories_called_by_numbers_are_in_the_order_of_texts_and_it_is_said(tmp_path):
     """pytorch/vision#714, facebookresearch/deit#130: directories 1 … 100, and class 2 is 10."""
     images(tmp_path, map(str, range(12)))
-    found = load("folder", tmp_path)
-    assert found.info.class_names[2] == "10"
-    assert "classes are in the order of texts: class 2 is 10 (folder.classes)" in found.info.notes[0]
+    source = load("folder", tmp_path)
+    assert source.info.class_names[2] == "10"
+    assert "classes are in the order of texts: class 2 is 10 (folder.classes)" in source.info.notes[0]
     ordered = load("folder", tmp_path, FolderSettings(classes=",".join(map(str, range(12)))))
     assert ordered.info.notes == ()
     images(tmp_path / "few", ["0", "1", "2"])
@@ -48,8 +48,8 @@ def test_directories_called_by_numbers_are_in_the_order_of_texts_and_it_is_said(
 def test_a_table_beside_images_does_not_hide_them_in_silence(tmp_path):
     """huggingface/datasets#4681: a CSV file in a directory of images."""
     images(tmp_path, ["cat", "dog"])
-    found = csv(tmp_path, "a,label\n1,0\n2,1\n")
-    assert found.info.notes == ("data-dir: only all.csv is read, and not 2 images in directories",)
+    source = csv(tmp_path, "a,label\n1,0\n2,1\n")
+    assert source.info.notes == ("data-dir: only all.csv is read, and not 2 images in directories",)
     np.savez(tmp_path / "a.npz", x=np.zeros((4, 2), np.float32), y=[0, 1, 0, 1])
     notes = load("folder", tmp_path).info.notes
     assert notes == ("data-dir: only a.npz is read, and not all.csv, 2 images in directories",)
@@ -105,9 +105,9 @@ def test_a_category_that_was_not_in_training_is_refused_by_name(tmp_path):
 def test_names_of_columns_are_taken_without_the_space_around_them(tmp_path):
     """zhao-zilong/Tabula#18, flwrlabs/flower#3568: `age, work class, income`, as in the UCI Adult table."""
     (tmp_path / "all.csv").write_text("age, work class, income\n39, State-gov, <=50K\n50, Private, >50K\n")
-    found = load("folder", tmp_path, FolderSettings(label="income"))
-    assert found.info.columns == ("age", "work class=Private", "work class=State-gov")
-    assert found.info.class_names == ("<=50K", ">50K")
+    source = load("folder", tmp_path, FolderSettings(label="income"))
+    assert source.info.columns == ("age", "work class=Private", "work class=State-gov")
+    assert source.info.class_names == ("<=50K", ">50K")
     columns = (Column(name=" work class", kind="category", values=("Private", "State-gov")),)
     assert read_table(tmp_path / "all.csv", Roles(columns=columns)).x.shape == (2, 2), "a model of before"
     with pytest.raises(DataError, match="a different name for every column, got 'a' for the columns 1, 2"):

@@ -24,10 +24,16 @@ rome,50,no,,a fourth,well
 """
 
 
-def mixed(place, text=MIXED, **keys):
-    place.mkdir(exist_ok=True)
-    (place / "all.csv").write_text(text)
-    flat = {"dataset": "folder", "data-dir": str(place), "method": "fedavg", "partition.min-examples": 2, "rounds": 1}
+def mixed(directory, text=MIXED, **keys):
+    directory.mkdir(exist_ok=True)
+    (directory / "all.csv").write_text(text)
+    flat = {
+        "dataset": "folder",
+        "data-dir": str(directory),
+        "method": "fedavg",
+        "partition.min-examples": 2,
+        "rounds": 1,
+    }
     named = {"folder.label": "diagnosis", "folder.person": "site", "folder.leave-out": "note", "folder.missing": "mean"}
     return {**flat, **named, **{key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}}
 
@@ -202,10 +208,10 @@ def test_a_schema_says_how_a_table_is_read_also_in_another_order_and_with_other_
     flat = mixed(tmp_path)
     (tmp_path / "schema.toml").write_text(written(schema(SMOKER, AGE)))
     plain = {key: value for key, value in flat.items() if not key.startswith("folder.")} | {"folder.missing": "mean"}
-    made = assemble(plain)
-    assert made.info.columns == ("smoker=no", "smoker=yes", "age")
-    assert made.names == ("berlin", "rome")
-    assert any("does not read are left out: visit, note" in note for note in made.notes)
+    assembly = assemble(plain)
+    assert assembly.info.columns == ("smoker=no", "smoker=yes", "age")
+    assert assembly.names == ("berlin", "rome")
+    assert any("does not read are left out: visit, note" in note for note in assembly.notes)
     assert assemble(plain).info.class_names == ("ill", "well")
     (tmp_path / "schema.toml").write_text(written(schema(AGE)))
     assert assemble(plain).info.columns == ("age",), "what is cached of another schema is not taken"
@@ -213,11 +219,11 @@ def test_a_schema_says_how_a_table_is_read_also_in_another_order_and_with_other_
 
 def test_a_schema_is_what_was_written(tmp_path):
     odd = Column(name='a "b"\n#', kind="category", values=("ja", "nein; ü", '"'))
-    made = schema(AGE, odd, Column(name="note", kind="left-out"))
-    (tmp_path / "schema.toml").write_text(written(made), encoding="utf-8")
-    assert read_schema(tmp_path / "schema.toml") == made
-    assert parsed(made.text()) == made
-    assert tomllib.loads(written(made))["column"][0] == {"name": "age", "kind": "number", "unit": "years"}
+    original = schema(AGE, odd, Column(name="note", kind="left-out"))
+    (tmp_path / "schema.toml").write_text(written(original), encoding="utf-8")
+    assert read_schema(tmp_path / "schema.toml") == original
+    assert parsed(original.text()) == original
+    assert tomllib.loads(written(original))["column"][0] == {"name": "age", "kind": "number", "unit": "years"}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +272,7 @@ def test_a_key_that_says_something_else_than_the_schema_is_refused(tmp_path, key
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_text",
     [
         MIXED.replace("yes", "often"),
         MIXED.replace("age,smoker", "smoker,age").replace("20,yes", "yes,20"),
@@ -274,28 +280,30 @@ def test_a_key_that_says_something_else_than_the_schema_is_refused(tmp_path, key
     ],
     ids=["categories", "order", "names"],
 )
-def test_machines_whose_tables_are_read_otherwise_are_refused_and_a_schema_mends_it(tmp_path, other):
+def test_machines_whose_tables_are_read_otherwise_are_refused_and_a_schema_mends_it(tmp_path, other_text):
     rows = [line.split(",") for line in MIXED.splitlines()]
-    if other.startswith("site,smoker,age"):
-        other = "\n".join(",".join([row[0], row[2], row[1], *row[3:]]) for row in rows) + "\n"
-    ours, theirs = (assemble(mixed(tmp_path / name, text)) for name, text in (("ours", MIXED), ("theirs", other)))
-    found = disagreement("rome", ours.agreed, theirs.agreed)
-    assert found.key.startswith("rome: columns, kinds, categories and units of a table, as schema.toml can give them")
+    if other_text.startswith("site,smoker,age"):
+        other_text = "\n".join(",".join([row[0], row[2], row[1], *row[3:]]) for row in rows) + "\n"
+    first, second = (assemble(mixed(tmp_path / name, text)) for name, text in (("ours", MIXED), ("theirs", other_text)))
+    difference = disagreement("rome", first.agreed, second.agreed)
+    assert difference.key.startswith(
+        "rome: columns, kinds, categories and units of a table, as schema.toml can give them"
+    )
     for name in ("berlin", "yes", "smoker", "diagnosis=", "years"):
-        assert name not in theirs.agreed.replace('folder.label\t"diagnosis"', ""), "only a digest is sent"
+        assert name not in second.agreed.replace('folder.label\t"diagnosis"', ""), "only a digest is sent"
 
 
 def test_one_schema_on_two_machines_agrees_and_another_unit_does_not(tmp_path):
     texts = {"ours": MIXED, "theirs": MIXED.replace("yes", "no").replace("age", "AGE").replace("AGE", "age")}
-    made = {}
+    agreements = {}
     for name, text in texts.items():
         flat = mixed(tmp_path / name, text)
         (tmp_path / name / "schema.toml").write_text(written(schema(SMOKER, AGE)))
-        made[name] = assemble(flat).agreed
-    assert disagreement("rome", made["ours"], made["theirs"]) is None
+        agreements[name] = assemble(flat).agreed
+    assert disagreement("rome", agreements["ours"], agreements["theirs"]) is None
     months = AGE.model_copy(update={"unit": "months"})
     (tmp_path / "theirs" / "schema.toml").write_text(written(schema(SMOKER, months)))
-    assert disagreement("rome", made["ours"], assemble(mixed(tmp_path / "theirs")).agreed) is not None
+    assert disagreement("rome", agreements["ours"], assemble(mixed(tmp_path / "theirs")).agreed) is not None
 
 
 def test_a_node_takes_the_schema_beside_its_own_data_and_no_path_of_the_server(tmp_path):

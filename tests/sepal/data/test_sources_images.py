@@ -31,12 +31,12 @@ def write_idx(raw, stems, classes=10, packed=False, counts=(40, 20)):
     raw.mkdir(parents=True)
     written = []
     for stem, count in zip(stems, counts, strict=True):
-        for what, array in (
+        for kind, array in (
             ("images-idx3-ubyte", RNG.integers(0, 256, (count, 28, 28), dtype=np.uint8)),
             ("labels-idx1-ubyte", np.arange(count, dtype=np.uint8) % classes),
         ):
             data = idx_bytes(array)
-            path = raw / f"{stem}-{what}{'.gz' if packed else ''}"
+            path = raw / f"{stem}-{kind}{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(data) if packed else data)
             written.append(array)
     return written

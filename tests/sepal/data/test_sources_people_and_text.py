@@ -118,9 +118,9 @@ def uci(home, rows=(30, 12)):
     return tables
 
 
-@pytest.mark.parametrize("place", ["UCI HAR Dataset", "HAR/UCI HAR Dataset"])
-def test_har_as_uci_publishes_it(tmp_path, place):
-    tables = uci(tmp_path / place)
+@pytest.mark.parametrize("folder", ["UCI HAR Dataset", "HAR/UCI HAR Dataset"])
+def test_har_as_uci_publishes_it(tmp_path, folder):
+    tables = uci(tmp_path / folder)
     source = load("har", tmp_path)
     assert source.x.shape == (42, 9, 128)
     assert source.x[3, 4] == pytest.approx(tables["body_gyro_y", "train"][3], abs=1e-5)

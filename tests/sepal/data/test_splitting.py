@@ -94,7 +94,7 @@ def test_by_default_people_are_the_clients_where_examples_have_owners(toy):
 def test_every_client_is_tested_on_the_labels_that_it_trains_on(toy, case, subsample):
     values, bound = ALIKE[case]
     rng, clients = np.random.default_rng(5), 5
-    labels = np.concatenate([rng.permutation(np.tile(np.arange(10), each)) for each in (3000, 1000)])
+    labels = np.concatenate([rng.permutation(np.tile(np.arange(10), count)) for count in (3000, 1000)])
     people = (labels + np.arange(len(labels)) % 4) % 5 if case == "natural" else None
     source = toy(labels[:30_000], labels[30_000:], people)
     name = case.removesuffix("-0").removesuffix("-half")
@@ -220,9 +220,9 @@ def test_labels_without_test_rows_leave_a_client_without_them(toy):
 def test_own_validation_rows_are_dealt_like_test_rows(toy):
     source = replace(toy(BALANCED[:300], BALANCED[:150]), validation_count=50)
     for part in split(spec("pathological", 5, classes=2), source):
-        mine = set(source.y[part.train])
+        trained_labels = set(source.y[part.train])
         assert part.train.max() < 300 <= part.validation.min() <= part.validation.max() < 350 <= part.test.min()
-        assert set(source.y[part.validation]) == set(source.y[part.test]) == mine
+        assert set(source.y[part.validation]) == set(source.y[part.test]) == trained_labels
     for part in split(spec(split=SplitSettings(test_fraction=0.25)), source):
         assert 300 <= part.validation.min() <= part.validation.max() < 350
         assert not (set(part.train) | set(part.test)) & set(range(300, 350))
@@ -267,9 +267,9 @@ def test_split_by_time_loses_only_the_rows_beside_the_parts():
 
 
 def test_split_by_time_needs_a_test_part_of_its_own(toy):
-    held = SplitSettings(by="time")
+    settings = SplitSettings(by="time")
     with pytest.raises(DataError, match=r"split.by: expected random where the source has a test part"):
-        split(spec(clients=3, split=held), toy(BALANCED, BALANCED[:200]))
-    for part in split(spec(clients=300, split=held), toy(BALANCED)):  # two examples each, neighbours or not
+        split(spec(clients=3, split=settings), toy(BALANCED, BALANCED[:200]))
+    for part in split(spec(clients=300, split=settings), toy(BALANCED)):  # two examples each, neighbours or not
         assert len(part.train) >= 1
         assert len(part.train) + len(part.test) <= 2

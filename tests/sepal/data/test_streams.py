@@ -33,9 +33,9 @@ class Rows(Dataset):
     def __len__(self):
         return len(self.rows)
 
-    def __getitem__(self, place):
-        READ.append(place)
-        row = self.rows[place]
+    def __getitem__(self, index):
+        READ.append(index)
+        row = self.rows[index]
         return self.x(row), int(LABELS[row])
 
 
@@ -50,8 +50,8 @@ class Flowing(IterableDataset):
 
 
 def parts(client):
-    mine = np.arange(client, 60, 2)
-    return mine[:15], mine[15:20], mine[20:]
+    rows = np.arange(client, 60, 2)
+    return rows[:15], rows[15:20], rows[20:]
 
 
 def in_memory(client):
@@ -164,14 +164,14 @@ def weights(strategy):
 def test_a_dataset_gives_the_bits_of_arrays(method):
     model = {"model": f"{__name__}:small", "subfedavg.accuracy": 0.1, "dmpfl.adaptive-inference": True}
     lines = [run(data, method=method, **model) for data in ("in_memory", "from_datasets")]
-    one, other = map(weights, lines)
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    in_memory, from_datasets = map(weights, lines)
+    assert all(np.array_equal(in_memory[name], from_datasets[name]) for name in in_memory)
 
 
 def test_an_iterable_gives_the_bits_of_arrays():
     """It is read once, and then in the order of the run's seed."""
-    one, other = (weights(run(data, method="fedavg")) for data in ("in_memory", "flowing"))
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    in_memory, flowing = (weights(run(data, method="fedavg")) for data in ("in_memory", "flowing"))
+    assert all(np.array_equal(in_memory[name], flowing[name]) for name in in_memory)
 
 
 def test_a_dataset_is_read_batch_by_batch_in_the_order_of_the_seed():
@@ -224,18 +224,22 @@ def test_several_inputs_in_a_row_and_back():
 
 def test_inputs_by_name_by_place_and_from_a_dataset_train_alike():
     by_name, by_place = run("two_in_memory", **TWO), run("two_by_place", **{**TWO, "own.shape": "1x4x4,3i"})
-    one, other = map(weights, (by_name, by_place))
+    weights_by_name, weights_by_place = map(weights, (by_name, by_place))
     first = by_name.task.weights
-    assert set(one) == {"see.weight", "see.bias", "read.weight", "head.weight", "head.bias"}
-    assert all(np.array_equal(one[name], other[name]) and not np.array_equal(one[name], first[name]) for name in one)
+    assert set(weights_by_name) == {"see.weight", "see.bias", "read.weight", "head.weight", "head.bias"}
+    assert all(
+        np.array_equal(weights_by_name[name], weights_by_place[name])
+        and not np.array_equal(weights_by_name[name], first[name])
+        for name in weights_by_name
+    )
     read, spooled = (weights(run(data, **TWO)) for data in ("two_from_datasets", "two_flowing"))
-    assert all(np.array_equal(read[name], spooled[name]) for name in one)
+    assert all(np.array_equal(read[name], spooled[name]) for name in weights_by_name)
     turned = weights(run("shuffled", **TWO))
-    assert all(np.array_equal(read[name], turned[name]) for name in one)
+    assert all(np.array_equal(read[name], turned[name]) for name in weights_by_name)
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("inputs", "error"),
     [
         ({"image": IMAGES}, "x: expected a dict with image, words, got image"),
         (IMAGES, "x: expected a dict with image, words, got ndarray"),
@@ -244,9 +248,9 @@ def test_inputs_by_name_by_place_and_from_a_dataset_train_alike():
         ({"image": IMAGES, "words": WORDS + 2**24}, "x words: expected whole numbers below 16777216"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(given, error):
+def test_inputs_that_do_not_fit_are_refused(inputs, error):
     with pytest.raises(DataError, match=error):
-        packed("x", several("image=1x4x4,words=3i"), given)
+        packed("x", several("image=1x4x4,words=3i"), inputs)
 
 
 def test_keys_of_several_inputs_that_are_none_are_refused():
@@ -281,10 +285,10 @@ def test_a_run_ends_as_with_arrays_also_without_a_validation_part(tmp_path, data
 
     summaries = []
     for name in (data, arrays):
-        given = {**KEYS, **keys, "own.data": f"{__name__}:{name}", "out": str(tmp_path / name)}
-        method, dataset = given.pop("method"), given.pop("dataset")
-        found = api_run(method, dataset, workers=1, progress=False, **given)
-        summaries.append(json.loads((found.path / "summary.json").read_text(encoding="utf-8")))
+        run_keys = {**KEYS, **keys, "own.data": f"{__name__}:{name}", "out": str(tmp_path / name)}
+        method, dataset = run_keys.pop("method"), run_keys.pop("dataset")
+        result = api_run(method, dataset, workers=1, progress=False, **run_keys)
+        summaries.append(json.loads((result.path / "summary.json").read_text(encoding="utf-8")))
     assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
     assert summaries[0]["majority"] == summaries[1]["majority"]
     assert 0 < summaries[0]["majority"] < 1

@@ -20,16 +20,16 @@ from sepal.flower.supernode import refuse_bundles
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory):
+def own_app(tmp_path_factory):
     return build_fab_from_disk(write_app(tmp_path_factory.mktemp("app"))[0].parent)
 
 
 def zipped(**files):
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
-    return found.getvalue()
+    return buffer.getvalue()
 
 
 def settings(project="sepal-fl", version="0.1.0", publisher="sepal", **components):
@@ -39,8 +39,8 @@ def settings(project="sepal-fl", version="0.1.0", publisher="sepal", **component
     return f"{about}[tool.flwr.app.components]\n{lines}\n"
 
 
-def test_the_app_of_sepal_serve_is_accepted(ours):
-    refuse_code(ours)
+def test_the_app_of_sepal_serve_is_accepted(own_app):
+    refuse_code(own_app)
     refuse_code(zipped(**{"pyproject.toml": settings()}))
 
 
@@ -86,7 +86,7 @@ def test_damage_within_a_compressed_file_is_refused_too():
         refuse_code(whole[:at] + b"\xff" * 20 + whole[at + 20 :])
 
 
-def test_the_server_gets_one_line_and_the_node_keeps_nothing(ours):
+def test_the_server_gets_one_line_and_the_node_keeps_nothing(own_app):
     """Flower's function is replaced by one that stores what it gets, as Flower's does after it has got the bundle."""
     stored, replies = [], []
 
@@ -112,6 +112,6 @@ def test_the_server_gets_one_line_and_the_node_keeps_nothing(ours):
     assert stored == []
     assert "expected no code" in replies[0].error.reason
     assert "evil.py" in replies[0].error.reason
-    assert ask(ours) == 7
+    assert ask(own_app) == 7
     assert len(stored) == 1
     assert len(replies) == 1

@@ -43,33 +43,33 @@ def ran(batch, name="fedavg", workers=1, **keys):
         return save(store, version, stored, origin)
 
     def counted(jobs, tried):
-        found = train(jobs, tried)
+        fits = train(jobs, tried)
         counts.append(len(jobs))
-        return found
+        return fits
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CachedStore, "save", saved)
         patch.setattr(stacked, "train", counted)
         strategy = run_in_process(assemble({**flat(name, **SHORT), "engine.batch": batch, **keys}), workers=workers)
     numbers["server"] = flatten(strategy.progress.server)[0]
-    found = {f"{who}{at}": np.asarray(value) for who, arrays in numbers.items() for at, value in arrays.items()}
-    return found, strategy.report.accuracy, counts
+    weights = {f"{who}{at}": np.asarray(value) for who, arrays in numbers.items() for at, value in arrays.items()}
+    return weights, strategy.report.accuracy, counts
 
 
-def assert_close(ours, theirs, atol=1e-5):
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
+def assert_close(batched, alone, atol=1e-5):
+    assert batched.keys() == alone.keys()
+    for name, value in alone.items():
         if value.dtype.kind == "f":
-            np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=atol, err_msg=name)
+            np.testing.assert_allclose(batched[name], value, rtol=1e-4, atol=atol, err_msg=name)
         else:
-            np.testing.assert_array_equal(ours[name], value, err_msg=name)
+            np.testing.assert_array_equal(batched[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("name", BATCHED)
 def test_a_method_gives_what_it_gives_one_by_one(name):
     alone, accuracy, none = ran(1, name)
-    found, same, counts = ran(3, name)
-    assert_close(found, alone)
+    batched, same, counts = ran(3, name)
+    assert_close(batched, alone)
     assert same == accuracy
     assert not none
     assert bool(counts) == (name not in NORMED)
@@ -78,21 +78,21 @@ def test_a_method_gives_what_it_gives_one_by_one(name):
 @pytest.mark.parametrize("key", [{"label-smoothing": 0.3}, {"precision": "bf16"}, {"augment": "crop-flip"}])
 def test_keys_that_change_a_step_are_honoured_by_clients_that_would_train_at_once(key):
     """One by one: with the same bits as without ``engine.batch``, and others than without the key."""
-    (found, _, counts), (alone, _, _), (plain, _, _) = ran(3, **key), ran(1, **key), ran(1)
+    (batched, _, counts), (alone, _, _), (plain, _, _) = ran(3, **key), ran(1, **key), ran(1)
     assert not counts
-    assert all(np.array_equal(found[name], alone[name]) for name in alone)
-    assert any(not np.array_equal(found[name], plain[name]) for name in plain)
+    assert all(np.array_equal(batched[name], alone[name]) for name in alone)
+    assert any(not np.array_equal(batched[name], plain[name]) for name in plain)
 
 
 def test_the_page_says_which_methods_train_at_once():
-    wanted = "fedavg fedavg-ft local fedprox fedpse fedstc ditto fedper dmpfl subfedavg"
+    expected = "fedavg fedavg-ft local fedprox fedpse fedstc ditto fedper dmpfl subfedavg"
     rows = re.findall(
         r"^\| (at once|one by one, .*?) \| (.*) \|$", Path("docs/accelerators.md").read_text(), re.MULTILINE
     )
     batched, alone = ([name.strip("`") for name in names.split(", ")] for _, names in rows)
     assert batched == [name for name in registry.names() if registry.get(name).batched]
     assert alone == [name for name in registry.names() if name not in batched]
-    assert set(wanted.split()) <= set(batched)
+    assert set(expected.split()) <= set(batched)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_keys_of_training_apply_to_each_client(keys):
     """Clients of 48 to 69 examples, so that batches are padded and clients have steps of their own."""
     many = {"batch-size": 16, "local-epochs": 2, **keys}
     alone, _, _ = ran(1, **many)
-    found, _, counts = ran(4, **many)
-    assert_close(found, alone, 1e-4 if "optimizer" in keys else 1e-5)
+    batched, _, counts = ran(4, **many)
+    assert_close(batched, alone, 1e-4 if "optimizer" in keys else 1e-5)
     assert counts == [4] * 3
 
 
@@ -120,28 +120,28 @@ UNFIT = ("norm", "dropout", "rnn", "attention", "Centred", "Counting", "Branchin
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("model", UNFIT)
 def test_a_model_that_cannot_trains_one_by_one(model):
-    found = []
+    results = []
     for batch in (1, 4):
         torch.manual_seed(0)
-        found.append(ran(batch, model=f"tests.sepal.engines.models_for_batches:{model}"))
-    (alone, _, _), (other, _, counts) = found
+        results.append(ran(batch, model=f"tests.sepal.engines.models_for_batches:{model}"))
+    (alone, _, _), (batched, _, counts) = results
     assert not counts
     for name, value in alone.items():
-        np.testing.assert_array_equal(other[name], value, err_msg=name)
+        np.testing.assert_array_equal(batched[name], value, err_msg=name)
 
 
 def test_a_method_that_cannot_trains_one_by_one(monkeypatch):
     monkeypatch.setattr(Meeting, "run", None)
-    alone, other = (ran(batch, "heterofl")[0] for batch in (1, 4))
-    assert all(np.array_equal(other[name], value) for name, value in alone.items())
+    alone, batched = (ran(batch, "heterofl")[0] for batch in (1, 4))
+    assert all(np.array_equal(batched[name], value) for name, value in alone.items())
 
 
 def test_on_a_cpu_nothing_is_batched_unless_asked():
     assert (at_once(0, "cpu"), at_once(0, "cuda:1"), at_once(5, "cpu")) == (1, 16, 5)
 
 
-@pytest.mark.parametrize("place", ["before", "after", "hook"])
-def test_an_error_of_one_client_is_that_clients(monkeypatch, place):
+@pytest.mark.parametrize("moment", ["before", "after", "hook"])
+def test_an_error_of_one_client_is_that_clients(monkeypatch, moment):
     plain, watching = FedAvgClient.adapt, RoundLog()
 
     def adapt(self, state, download, plan):
@@ -150,17 +150,17 @@ def test_an_error_of_one_client_is_that_clients(monkeypatch, place):
         def fail(*_):
             raise ValueError("mine")
 
-        if bad and place == "before":
+        if bad and moment == "before":
             fail()
-        if bad and place == "hook":
+        if bad and moment == "hook":
             self.hooks = lambda *_: stacked.Hooks(after_epoch=fail)
         try:
-            found = plain(self, state, download, plan)
+            reply = plain(self, state, download, plan)
         finally:
             self.__dict__.pop("hooks", None)
-        if bad and place == "after":
+        if bad and moment == "after":
             fail()
-        return found
+        return reply
 
     monkeypatch.setattr(FedAvgClient, "adapt", adapt)
     keys = {**flat("fedavg", **SHORT), "engine.batch": 4, "on-missing": "skip", "local-epochs": 2}
@@ -185,9 +185,9 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
 
 def test_workers_change_nothing_but_rounding():
     """Each of two workers gets a batch of two and one client that is left."""
-    found, accuracy, _ = ran(2, "fedavg", workers=2, clients=6)
+    by_two_workers, accuracy, _ = ran(2, "fedavg", workers=2, clients=6)
     alone, same, _ = ran(1, "fedavg", clients=6)
-    assert_close(found, {name: value for name, value in alone.items() if name.startswith("server")})
+    assert_close(by_two_workers, {name: value for name, value in alone.items() if name.startswith("server")})
     assert accuracy == same
 
 

@@ -35,15 +35,15 @@ def server_certificate(directory):
 
 
 def names(certificate):
-    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return {str(name.value) for name in found}
+    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {str(name.value) for name in alternatives}
 
 
 def test_files_are_their_owners_alone(tmp_path):
     make_certificates(tmp_path / "certs", nodes=["a"], now=NOW)
-    found = list((tmp_path / "certs").rglob("*"))
-    assert {path.stat().st_mode & 0o777 for path in found if path.is_dir()} == {0o700}
-    modes = {path: path.stat().st_mode & 0o777 for path in found if path.is_file()}
+    paths = list((tmp_path / "certs").rglob("*"))
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o700}
+    modes = {path: path.stat().st_mode & 0o777 for path in paths if path.is_file()}
     assert {mode for path, mode in modes.items() if path.suffix != ".pub"} == {0o600}
     assert {mode for path, mode in modes.items() if path.suffix == ".pub"} == {0o644}
     assert (tmp_path / "certs").stat().st_mode & 0o777 == 0o700
@@ -85,9 +85,9 @@ def authority(directory):
 def test_a_stolen_authority_cannot_pose_as_another_site(tmp_path):
     """With the key of ca/, a certificate of any name can be signed; none of other names is taken."""
     make_certificates(tmp_path, ["fl.example", "10.0.0.5"], permit=["spare.example"], now=NOW)
-    found = authority(tmp_path).extensions.get_extension_for_class(x509.NameConstraints)
-    assert found.critical
-    assert [name.value for name in found.value.permitted_subtrees] == ["localhost", "fl.example", "spare.example"]
+    constraints = authority(tmp_path).extensions.get_extension_for_class(x509.NameConstraints)
+    assert constraints.critical
+    assert [name.value for name in constraints.value.permitted_subtrees] == ["localhost", "fl.example", "spare.example"]
     for host in ("fl.example", "10.0.0.5", "localhost"):
         assert handshake(tmp_path, host) == ""
     for host in ("bank.example", "notfl.example"):
@@ -119,10 +119,10 @@ def handshake(directory, host):
     client.load_verify_locations(directory / "ca" / "ca.crt")
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = client.wrap_bio(down, up, server_hostname=host)
-    theirs = server.wrap_bio(up, down, server_side=True)
+    client_side = client.wrap_bio(down, up, server_hostname=host)
+    server_end = server.wrap_bio(up, down, server_side=True)
     for _ in range(3):
-        for side in (ours, theirs):
+        for side in (client_side, server_end):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
@@ -148,27 +148,27 @@ def test_an_authority_of_before_permits_any_host(tmp_path):
 
 
 def test_the_authority_lives_two_years_and_no_certificate_outlives_it(tmp_path):
-    made = make_certificates(tmp_path, now=NOW)
-    assert made.until == authority(tmp_path).not_valid_after_utc == NOW + timedelta(days=730)
+    certificates = make_certificates(tmp_path, now=NOW)
+    assert certificates.until == authority(tmp_path).not_valid_after_utc == NOW + timedelta(days=730)
     make_certificates(tmp_path, now=NOW + timedelta(days=500))
-    assert server_certificate(tmp_path).not_valid_after_utc == made.until
+    assert server_certificate(tmp_path).not_valid_after_utc == certificates.until
     assert not make_certificates(tmp_path, now=NOW + timedelta(days=715)).server, "it cannot be renewed any more"
     with pytest.raises(StateError, match=r"/ca: expected an authority that is valid \(make another .*, got one until "):
         make_certificates(tmp_path, now=NOW + timedelta(days=731))
 
 
 def test_the_authoritys_key_may_be_encrypted(tmp_path):
-    asked = []
+    passphrases = []
 
     def ask(word):
-        asked.append(word)
+        passphrases.append(word)
         return word
 
     make_certificates(tmp_path, encrypt=True, passphrase=lambda: ask(b"right"), now=NOW)
-    assert asked == [b"right"]
+    assert passphrases == [b"right"]
     assert b"ENCRYPTED" in (tmp_path / "ca" / "ca.key").read_bytes()
     assert make_certificates(tmp_path, nodes=["a"], passphrase=lambda: ask(b"not asked"), now=NOW).nodes == ("a",)
-    assert asked == [b"right"], "nothing is signed for a node's key"
+    assert passphrases == [b"right"], "nothing is signed for a node's key"
     with pytest.raises(StateError, match=r"ca.key: expected its passphrase, got another"):
         make_certificates(tmp_path, ["a.localhost"], passphrase=lambda: b"wrong", now=NOW)
     with pytest.raises(StateError, match=r"ca.key: expected its passphrase, got none"):
@@ -199,7 +199,7 @@ def test_one_option_finds_the_credentials(tmp_path):
     make_certificates(tmp_path, nodes=["a"], now=NOW)
     assert ServerCredentials.of(tmp_path) == ServerCredentials.of(tmp_path / "server")
     places = [tmp_path, tmp_path / "nodes", tmp_path / "nodes" / "a"]
-    assert len({NodeCredentials.of(place, "a") for place in places}) == 1
+    assert len({NodeCredentials.of(directory, "a") for directory in places}) == 1
     with pytest.raises(ConfigError, match=r"^--certs: expected a directory with a node's key"):
         NodeCredentials.of(tmp_path, "b")
     with pytest.raises(ConfigError, match=r"nodes/NAME/key .*, and --name NAME, got"):
@@ -216,7 +216,7 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "expected"),
+    ("part", "name", "expected"),
     [
         ("nodes/a", "ca.crt", "a certificate in PEM"),
         ("nodes/a", "key", "a private key in OpenSSH's format"),
@@ -225,11 +225,11 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
         ("server", "server.key", "a private key in PEM"),
     ],
 )
-def test_a_damaged_file_is_one_line(tmp_path, place, name, expected):
+def test_a_damaged_file_is_one_line(tmp_path, part, name, expected):
     make_certificates(tmp_path, nodes=["a"], now=NOW)
-    (tmp_path / place / name).write_bytes(b"not this\n")
-    with pytest.raises(ConfigError, match=rf"{place}/{name}: expected {expected}, got [^\n]+$"):
-        ServerCredentials.of(tmp_path) if place == "server" else NodeCredentials.of(tmp_path, "a")
+    (tmp_path / part / name).write_bytes(b"not this\n")
+    with pytest.raises(ConfigError, match=rf"{part}/{name}: expected {expected}, got [^\n]+$"):
+        ServerCredentials.of(tmp_path) if part == "server" else NodeCredentials.of(tmp_path, "a")
 
 
 def test_commands_with_credentials_are_never_insecure(tmp_path):
@@ -245,8 +245,8 @@ def test_commands_with_credentials_are_never_insecure(tmp_path):
 @pytest.mark.parametrize("skew", [0.0, 4.0, -4.0, -6.0, 400.0, -3600.0, 80_000.0, -80_000.0])
 def test_the_clocks_difference_is_found_from_what_the_server_accepts(skew):
     """The server takes a timestamp that is at most 305 s older and at most 5 s newer than its clock says."""
-    found = clock_skew(lambda offset: -5 < skew - offset < 305)
-    assert found == pytest.approx(skew, abs=0.1)
+    measured = clock_skew(lambda offset: -5 < skew - offset < 305)
+    assert measured == pytest.approx(skew, abs=0.1)
 
 
 def test_a_clock_that_is_off_by_more_than_a_day_is_not_measured():
@@ -287,9 +287,9 @@ def test_a_key_that_is_written_in_another_way_has_the_same_fingerprint(tmp_path)
     file = tmp_path / "server" / "nodes" / "a.pub"
     kind, text, name = file.read_text().split()
     body, before = text.rstrip("="), fingerprint(file)
-    other = f"{body[:-1]}{chr(ord(body[-1]) + 1)}=="
-    file.write_text(f"{kind}\t{other} {name}\n")
-    assert other != text
+    respelled = f"{body[:-1]}{chr(ord(body[-1]) + 1)}=="
+    file.write_text(f"{kind}\t{respelled} {name}\n")
+    assert respelled != text
     assert fingerprint(file) == before
 
 

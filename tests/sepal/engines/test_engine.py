@@ -137,9 +137,9 @@ def test_the_cache_keeps_its_limit_and_loses_nothing(tmp_path):
         store.save(f"1-{number:024x}", stored(1, number))
         assert cache.bytes <= 20_000
     for number in range(50):
-        found = cache.client(f"c{number}").load(f"1-{number:024x}")
-        assert found is not None
-        assert found.state.model["w"][0] == number
+        loaded = cache.client(f"c{number}").load(f"1-{number:024x}")
+        assert loaded is not None
+        assert loaded.state.model["w"][0] == number
 
 
 def test_the_cache_forgets_versions_that_nobody_can_ask_for(tmp_path):

@@ -52,12 +52,12 @@ def test_processes_are_ended_when_the_block_is_left_by_an_error():
 
 
 def test_only_its_own_processes_are_ended_even_where_two_share_a_home(tmp_path):
-    with Processes(tmp_path / "home") as one:
-        process = one.spawn("sleep", "300", log="sleep.log")
-        with Processes(tmp_path / "home") as other:
-            assert other.left() == []
+    with Processes(tmp_path / "home") as first:
+        process = first.spawn("sleep", "300", log="sleep.log")
+        with Processes(tmp_path / "home") as second:
+            assert second.left() == []
         assert process.poll() is None
-        assert [left.pid for left in one.left()] == [process.pid]
+        assert [left.pid for left in first.left()] == [process.pid]
     assert process.poll() is not None
     assert (tmp_path / "home").exists(), "only a temporary home is removed"
 
@@ -130,14 +130,14 @@ with Processes() as processes:
 def test_new_processes_import_the_code_that_runs_here():
     with Processes() as processes:
         command = [sys.executable, "-P", "-c", "import sepal; print(sepal.__file__)"]
-        found = subprocess.run(command, env=processes.environment, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == sepal.__file__
+        result = subprocess.run(command, env=processes.environment, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == sepal.__file__
 
 
 def test_a_superlink_that_does_not_start_is_named_with_its_last_words(monkeypatch):
-    with Flower() as flower, socket.socket() as taken:
-        taken.bind(("127.0.0.1", flower.ports.control))
-        taken.listen()
+    with Flower() as flower, socket.socket() as listener:
+        listener.bind(("127.0.0.1", flower.ports.control))
+        listener.listen()
         with pytest.raises(FlowerError, match="flower-superlink: expected an answer on port"):
             flower.start_simulation(timeout=8)
 
@@ -197,8 +197,8 @@ def test_a_status_waits_a_little_for_the_end_and_longer_for_an_answer(monkeypatc
     def flwr_list(*command):
         text = answers.pop(0)
         details = f"{RAISED}out: expected a directory\nthat can be written, got /proc" if "failed" in text else "N/A"
-        found = {"status": text, "status-details": details}
-        return json.dumps({"runs": [found]}) if text else "", "no answer"
+        run = {"status": text, "status-details": details}
+        return json.dumps({"runs": [run]}) if text else "", "no answer"
 
     assert Flower.status(SimpleNamespace(ask=flwr_list), "77", ending=2.5, timeout=30.0) == status
 
@@ -260,11 +260,11 @@ def test_loopback_never_goes_through_a_proxy(monkeypatch):
 
 
 def test_what_no_server_can_listen_on_is_said_before_one_starts():
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC's
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC's
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         for host in ("127.0.0.1", "0.0.0.0"):
             assert unusable(host, port) == "Address already in use"
     assert unusable("127.0.0.1", port) == unusable("0.0.0.0", port) == ""
@@ -273,10 +273,10 @@ def test_what_no_server_can_listen_on_is_said_before_one_starts():
 
 
 def test_a_port_is_looked_for_at_the_address_that_it_listens_on():
-    with socket.socket() as other:
-        other.bind(("127.0.0.2", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.2", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         assert listening(port, "127.0.0.2")
         assert not listening(port)
     assert [dialled(host) for host in ("0.0.0.0", "::", "10.0.0.5", "[::1]")] == ["127.0.0.1", "::1", "10.0.0.5", "::1"]

@@ -29,13 +29,13 @@ NODE = [
 
 
 def shown(tmp_path, **options):
-    told = []
-    lines = Lines(tmp_path / "node.log", told.append, **options)
+    output = []
+    lines = Lines(tmp_path / "node.log", output.append, **options)
     for line in NODE:
         lines(line)
     assert (tmp_path / "node.log").read_text().count("\n") == len(NODE)
     assert "\x1b" not in (tmp_path / "node.log").read_text()
-    return told
+    return output
 
 
 def test_only_sepals_lines_are_shown(tmp_path):
@@ -65,28 +65,28 @@ def test_what_a_node_says_of_each_message_is_told_once_a_run_and_counted_at_its_
             yield f"sepal: the model warns of step {round}"
         yield f"sepal: client-00000: {CLOSING}"
 
-    told = []
-    lines = Lines(tmp_path / "node.log", told.append)
+    output = []
+    lines = Lines(tmp_path / "node.log", output.append)
     for line in [*messages(76), *messages(77), "sepal: another"]:
         lines(line)
     once = ["sepal: the model warns of step 1", "sepal: 3 times: the model warns of step 1"]
-    assert told == [*once, *once, "sepal: another"]
+    assert output == [*once, *once, "sepal: another"]
 
 
 def test_a_new_run_is_told_again_what_a_run_without_an_end_was_told(tmp_path):
-    told = []
-    lines = Lines(tmp_path / "node.log", told.append)
+    output = []
+    lines = Lines(tmp_path / "node.log", output.append)
     for run in (1, 1, 2, 2):
         lines(f"INFO :      [RUN {run}, ROUND 0]")
         lines("sepal: client-00000: refused by the server: another model")
     refused = "client-00000: refused by the server: another model"
-    assert told == [f"sepal: {refused}", f"sepal: 2 times: {refused}", f"sepal: {refused}"]
+    assert output == [f"sepal: {refused}", f"sepal: 2 times: {refused}", f"sepal: {refused}"]
 
 
 def test_a_server_that_does_not_answer_is_told_of_seldom(tmp_path, monkeypatch):
-    told, now = [], 0.0
+    output, now = [], 0.0
     monkeypatch.setattr("sepal.engines.flower.lines.time.monotonic", lambda: now)
-    lines = Lines(tmp_path / "node.log", told.append)
+    lines = Lines(tmp_path / "node.log", output.append)
     for now in (0.0, 1.0, SELDOM - 1, SELDOM, SELDOM + 1):  # noqa: B007 the clock reads it
         lines("WARNING :   Connection attempt failed, retrying in 7.00 seconds")
-    assert len(told) == 2
+    assert len(output) == 2

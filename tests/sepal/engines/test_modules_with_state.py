@@ -29,10 +29,10 @@ def outcome(strategy):
     return strategy.report.digests, strategy.report.accuracy, strategy.report.best
 
 
-def ran(made, workers, directory):
+def ran(assembly, workers, directory):
     """The outcome of a run whose clients share the networks of one of ``workers`` workers, in this process."""
-    clients = [Clients(made, directory / f"{workers}-{number}") for number in range(workers)]
-    strategy = SepalStrategy(made.method, made.task, agreed=made.agreed, settle=0.0)
+    clients = [Clients(assembly, directory / f"{workers}-{number}") for number in range(workers)]
+    strategy = SepalStrategy(assembly.method, assembly.task, agreed=assembly.agreed, settle=0.0)
     nodes = {number + 1: partial(clients[number % workers].answer, number) for number in range(3)}
     strategy.start(InProcessGrid(nodes))
     return outcome(strategy)
@@ -40,16 +40,16 @@ def ran(made, workers, directory):
 
 @pytest.mark.parametrize("model", modules_with_state.KINDS)
 def test_a_client_has_the_same_bits_alone_and_among_others(model, tmp_path):
-    made = assemble({**FLAT, "model": f"{HERE}:{model}"})
-    alone = ran(made, 3, tmp_path)
-    assert ran(made, 2, tmp_path) == alone
-    assert ran(made, 1, tmp_path) == alone
+    assembly = assemble({**FLAT, "model": f"{HERE}:{model}"})
+    alone = ran(assembly, 3, tmp_path)
+    assert ran(assembly, 2, tmp_path) == alone
+    assert ran(assembly, 1, tmp_path) == alone
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_worker_processes_have_the_same_bits(workers):
-    made = assemble({**FLAT, "model": f"{HERE}:everything"})
-    assert outcome(run_in_process(made, workers=workers)) == outcome(run_in_process(made))
+    assembly = assemble({**FLAT, "model": f"{HERE}:everything"})
+    assert outcome(run_in_process(assembly, workers=workers)) == outcome(run_in_process(assembly))
 
 
 NOISY = ("noise_in_evaluation", "everything")  # their outputs are never the same
@@ -59,14 +59,14 @@ NOISY = ("noise_in_evaluation", "everything")  # their outputs are never the sam
 def test_what_stays_with_a_client_is_exported(model, tmp_path):
     """Also what only training has made; the exported model answers as the client's does."""
     name = f"{HERE}:{model}"
-    made = assemble({**FLAT, "model": name, "rounds": 1, "name": model, "out": str(tmp_path)})
-    with RunDirectory(tmp_path / model, made, IN_PROCESS) as directory:
-        run_in_process(made, store=directory.store(), observers=[directory], state_dir=tmp_path / model / "clients")
-    found = model_of(tmp_path / model, "client-00002", allow={name, FLAT["own.data"]})
-    save(tmp_path / "file", found.origin, found.networks)
-    np.testing.assert_allclose(load(tmp_path / "file", {name})(found.inputs), found.logits, atol=1e-5)
+    assembly = assemble({**FLAT, "model": name, "rounds": 1, "name": model, "out": str(tmp_path)})
+    with RunDirectory(tmp_path / model, assembly, IN_PROCESS) as directory:
+        run_in_process(assembly, store=directory.store(), observers=[directory], state_dir=tmp_path / model / "clients")
+    client_model = model_of(tmp_path / model, "client-00002", allow={name, FLAT["own.data"]})
+    save(tmp_path / "file", client_model.origin, client_model.networks)
+    np.testing.assert_allclose(load(tmp_path / "file", {name})(client_model.inputs), client_model.logits, atol=1e-5)
     if model in KEPT:
-        assert KEPT[model] in found.networks[0]
+        assert KEPT[model] in client_model.networks[0]
 
 
 KEPT = {"averaging_norm": "0.num_batches_tracked", "counting": "steps", "resident": "mean", "lazy": "first"}

@@ -27,9 +27,9 @@ from sepal.flower import supernode, versions
 
 @pytest.fixture
 def slept(monkeypatch):
-    found = []
-    monkeypatch.setattr(supernode.time, "sleep", found.append)
-    return found
+    pauses = []
+    monkeypatch.setattr(supernode.time, "sleep", pauses.append)
+    return pauses
 
 
 def replies_in(state):
@@ -79,10 +79,10 @@ def test_a_state_that_keeps_its_messages_elsewhere_is_noticed(monkeypatch):
         supernode.loop()
 
 
-@pytest.mark.parametrize("found", ["1.38.0", "1.43.0", "2.0.0"])
-def test_another_release_is_refused_in_one_line(monkeypatch, found):
-    monkeypatch.setattr(versions, "version", lambda _: found)
-    with pytest.raises(versions.FlowerChangedError, match=f"flwr: expected 1.39 to 1.42, got {found}"):
+@pytest.mark.parametrize("release", ["1.38.0", "1.43.0", "2.0.0"])
+def test_another_release_is_refused_in_one_line(monkeypatch, release):
+    monkeypatch.setattr(versions, "version", lambda _: release)
+    with pytest.raises(versions.FlowerChangedError, match=f"flwr: expected 1.39 to 1.42, got {release}"):
         versions.require_supported()
 
 
@@ -145,15 +145,15 @@ def test_a_late_reply_is_pushed_although_no_message_comes():
     module._pull_and_store_message = lambda *, state, name: 7 if name == "a message" else None
     supernode.push_late_replies(module)
     assert module._pull_and_store_message(state=state, name="a message") == 7
-    made = [
+    headers = [
         types.SimpleNamespace(message_id=name, run_id=1, reply_to_message_id=to) for name, to in (("m", ""), ("r", "m"))
     ]
-    asked, reply = (types.SimpleNamespace(metadata=metadata) for metadata in made)
-    state.store_message(asked)
+    order, reply = (types.SimpleNamespace(metadata=metadata) for metadata in headers)
+    state.store_message(order)
     assert module._pull_and_store_message(state=state, name="none") is None, "no reply: Flower waits and looks again"
     state.store_message(reply)
     assert module._pull_and_store_message(state=state, name="none") is not None, "Flower goes on to the push stage"
-    assert [each.metadata.message_id for each in replies_in(state)] == ["r"], "still there for it"
+    assert [message.metadata.message_id for message in replies_in(state)] == ["r"], "still there for it"
     assert module._pull_and_store_message(state=state, name="none") is None
 
 
@@ -181,10 +181,10 @@ class Waiting:
 def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
     """A process that was killed between a reply and its content would stop the SuperNode for good."""
     monkeypatch.setattr(supernode, "CONTENT", 0.05)
-    module, store, found = types.ModuleType("flowers"), Waiting(), []
+    module, store, contents = types.ModuleType("flowers"), Waiting(), []
 
     def push(*, state, object_store):
-        found.append(object_store.get("whole"))
+        contents.append(object_store.get("whole"))
         with contextlib.suppress(TimeoutError):
             while object_store.get("lost") == b"":
                 time.sleep(0.01)
@@ -193,7 +193,7 @@ def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
     module._push_messages = push
     supernode.give_up_lost_content(module)
     module._push_messages(state=None, object_store=store)
-    assert (found, store.deleted) == ([b"content"], ("reply",))
+    assert (contents, store.deleted) == ([b"content"], ("reply",))
 
 
 def test_flower_waits_for_content_without_end_and_survives_an_exception():
@@ -211,7 +211,7 @@ RUN = 7
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def open_message(monkeypatch):
     """Flower's module, the state of a SuperNode with a message of run 7, its task's number, and the store."""
     from flwr.app import ConfigRecord, Message, RecordDict
     from flwr.supercore.object_store import ObjectStoreFactory
@@ -230,9 +230,9 @@ def asked(monkeypatch):
     return module, state, number, store
 
 
-def test_a_message_whose_task_ended_without_a_reply_is_answered(asked):
+def test_a_message_whose_task_ended_without_a_reply_is_answered(open_message):
     """Flower 1.39 waits without end for a process that was killed between the task's input and its message."""
-    module, state, number, store = asked
+    module, state, number, store = open_message
     assert state.claim_task(number)
     assert state.activate_task(number)
     assert supernode.abandoned(state) == []
@@ -256,10 +256,10 @@ def test_a_message_whose_task_ended_without_a_reply_is_answered(asked):
     assert not state.msg_store, "neither is left for the next message's task"
 
 
-def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
+def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(open_message):
     from flwr.app import Error, Message
 
-    module, state, number, store = asked
+    module, state, number, store = open_message
     state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f")
     state.finish_task(number, "failed", "no heartbeat")
     assert supernode.abandoned(state) == [], "another task of the run may still read the message"
@@ -277,12 +277,12 @@ def test_the_supernode_runs_with_every_change(monkeypatch, cold, poll):
     """With ``--cold`` without the resident process, and without its pauses unless ``--poll`` asks for longer ones."""
     internal = importlib.import_module("flwr.supernode.start_client_internal")
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
-    own = {name: getattr(internal, name) for name in ("time", "_pull_and_store_message", "_push_messages")}
-    for name, value in own.items():
+    originals = {name: getattr(internal, name) for name in ("time", "_pull_and_store_message", "_push_messages")}
+    for name, value in originals.items():
         monkeypatch.setattr(internal, name, value)  # put back afterwards
     monkeypatch.setattr(node, "keep_executor", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["node", *["--cold"] * cold, "--port", "1", *(["--poll", poll] if poll else [])])
-    found = []
+    observed = []
 
     def wrapped(function):
         """The names of the functions that are wrapped around Flower's."""
@@ -293,18 +293,18 @@ def test_the_supernode_runs_with_every_change(monkeypatch, cold, poll):
         if poll:
             pauses = internal.time.sleep.__self__
             assert pauses._longest[supernode.MESSAGE] == 60.0
-        found.extend(wrapped(internal._push_messages))
-        found.extend(name for name, value in own.items() if getattr(internal, name) is not value)
+        observed.extend(wrapped(internal._push_messages))
+        observed.extend(name for name, value in originals.items() if getattr(internal, name) is not value)
         tls = [part for part in sys.argv if part.startswith("--ssl-")]
         assert tls == ["--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"]
-        found.extend([*sys.argv[:3], *sys.argv[9:11]])
+        observed.extend([*sys.argv[:3], *sys.argv[9:11]])
 
     monkeypatch.setattr(command, "flower_supernode", started)
     node.run()
     pauses = [] if cold and not poll else ["time"]
     process = [] if cold else ["--isolation", "process"]
     changed = ["push_or_answer", "push_or_give_up", *pauses, "_pull_and_store_message", "_push_messages"]
-    assert found == [*changed, "flower-supernode", "--port", "1", *process]
+    assert observed == [*changed, "flower-supernode", "--port", "1", *process]
 
 
 def test_a_server_writes_no_lines_of_its_own_into_a_nodes_log():
@@ -321,7 +321,7 @@ def test_a_server_writes_no_lines_of_its_own_into_a_nodes_log():
 
 def test_a_node_whose_heartbeat_ends_by_an_error_ends():
     """A server at its limit of calls refuses a heartbeat: Flower's thread ended, and the node was offline for good."""
-    told = """
+    script = """
         import time
 
         import grpc
@@ -343,7 +343,7 @@ def test_a_node_whose_heartbeat_ends_by_an_error_ends():
         node.run = run
         node.main()
     """
-    command = [sys.executable, "-c", textwrap.dedent(told)]
+    command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == node.LOST
     assert "sepal: the SuperNode's loop ended: a thread of it, Refused('no call left')" in done.stderr

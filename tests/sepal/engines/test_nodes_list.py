@@ -20,24 +20,24 @@ def test_registered_nodes_are_found_by_their_key_files_and_what_is_no_key_is_lef
     files = {name: tmp_path / "server" / "nodes" / f"{name}.pub" for name in ("a", "gone")}
     keys = {name: public_key_to_bytes(load_ssh_public_key(path.read_bytes())) for name, path in files.items()}
     listed = [(7, b"junk", "online"), (8, keys["a"], "offline"), (9, keys["gone"], NodeStatus.UNREGISTERED)]
-    found = [SimpleNamespace(node_id=node, public_key=key, status=status) for node, key, status in listed]
-    client = SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=found), close=lambda: None)
+    nodes_info = [SimpleNamespace(node_id=node, public_key=key, status=status) for node, key, status in listed]
+    client = SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=nodes_info), close=lambda: None)
     monkeypatch.setattr(nodes, "read_superlink_connection", lambda name: name)
     monkeypatch.setattr(nodes, "init_http_client_from_connection", lambda connection: client)
     assert nodes.registered("sepal") == {fingerprint(files["a"]): "8"}
 
 
 def test_a_grid_tells_under_which_names_keys_were_registered(monkeypatch):
-    given = {}
+    options = {}
     listed = [(7, "", "online"), (8, "site-a", "offline"), (9, "site-b", NodeStatus.UNREGISTERED)]
-    found = [SimpleNamespace(node_id=node, name=name, status=status) for node, name, status in listed]
+    nodes_info = [SimpleNamespace(node_id=node, name=name, status=status) for node, name, status in listed]
 
     def client(server_address, insecure, root_certificates, interceptors, retry_invoker):
-        given.update(address=server_address, insecure=insecure, authority=root_certificates)
-        return SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=found), close=lambda: None)
+        options.update(address=server_address, insecure=insecure, authority=root_certificates)
+        return SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=nodes_info), close=lambda: None)
 
     monkeypatch.setattr(nodes.ControlHttpClient, "from_server_address", client)
     grid = HttpGrid("localhost:9093", root_certificates=b"authority", token="a run's")
     assert nodes.names(grid) == {8: "site-a"}
-    assert given == {"address": "localhost:9093", "insecure": False, "authority": b"authority"}
+    assert options == {"address": "localhost:9093", "insecure": False, "authority": b"authority"}
     assert nodes.names(SimpleNamespace()) == {}, "where one process has all nodes, none has a key"

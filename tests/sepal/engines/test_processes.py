@@ -20,21 +20,21 @@ def answer(connection):
     connection.send((dict(os.environ), "torch" in sys.modules, sys.modules["__main__"].__name__))
 
 
-def asked(environment=None):
-    ours, theirs = Pipe()
-    process = processes.start(answer, theirs, environment=environment)
-    theirs.close()
-    said = ours.recv()
+def ask_process(environment=None):
+    receiver, sender = Pipe()
+    process = processes.start(answer, sender, environment=environment)
+    sender.close()
+    reply = receiver.recv()
     process.join()
-    return said
+    return reply
 
 
 def test_a_process_has_the_environment_of_the_one_that_starts_it(monkeypatch):
     """And not that of the server from which it is forked, which may be older."""
-    asked()  # the server runs
+    ask_process()  # the server runs
     monkeypatch.setenv("SEPAL_TEST", "new")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    variables, imported, _ = asked({"NO_COLOR": "1"})
+    variables, imported, _ = ask_process({"NO_COLOR": "1"})
     assert (variables["SEPAL_TEST"], variables["NO_COLOR"]) == ("new", "1")
     assert "PYTHONSAFEPATH" not in variables
     assert "PYTHONSAFEPATH" not in os.environ
@@ -50,7 +50,7 @@ def test_the_server_runs_no_file_of_the_working_directory(tmp_path):
         (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').write(__name__)")
     script = tmp_path / "bin" / "script"
     script.parent.mkdir()
-    script.write_text("from tests.sepal.engines.test_processes import asked; print(asked()[1])")
+    script.write_text("from tests.sepal.engines.test_processes import ask_process; print(ask_process()[1])")
     variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, str(script)]
     output = subprocess.check_output(command, cwd=tmp_path, env=variables, text=True, encoding="utf-8")
@@ -60,11 +60,11 @@ def test_the_server_runs_no_file_of_the_working_directory(tmp_path):
 
 def test_a_long_name_of_the_temporary_directory_keeps_no_process_from_starting(tmp_path):
     """The server's socket lies there, and its name may have 107 characters."""
-    place = tmp_path / ("t" * 100)
-    (place / "bin").mkdir(parents=True)
-    script = place / "bin" / "script"
-    script.write_text("from tests.sepal.engines.test_processes import asked; print(asked()[2])")
-    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(place)}
+    long_directory = tmp_path / ("t" * 100)
+    (long_directory / "bin").mkdir(parents=True)
+    script = long_directory / "bin" / "script"
+    script.write_text("from tests.sepal.engines.test_processes import ask_process; print(ask_process()[2])")
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(long_directory)}
     output = subprocess.check_output([sys.executable, str(script)], env=variables, text=True, encoding="utf-8")
     assert output == "__main__\n"
 

@@ -48,8 +48,8 @@ def test_the_slot_of_a_host_that_does_not_come_back_is_taken_after_a_while(certs
 
 
 def test_two_clients_of_one_host_get_two_slots(certs, tmp_path):
-    with claimed(certs, tmp_path / "slots", "host") as one, claimed(certs, tmp_path / "slots", "host") as other:
-        assert {one.number, other.number} == {0, 1}
+    with claimed(certs, tmp_path / "slots", "host") as first, claimed(certs, tmp_path / "slots", "host") as second:
+        assert {first.number, second.number} == {0, 1}
 
 
 def test_no_keys_are_one_line(tmp_path):

@@ -36,15 +36,15 @@ def pages():
     return shlex.split(line)
 
 
-def ours():
+def own_commands():
     return superlink_command(Ports(9092, 9093), "0.0.0.0", Path("/home"))
 
 
-@pytest.mark.parametrize("command", [composes, kubernetes, pages, ours])
+@pytest.mark.parametrize("command", [composes, kubernetes, pages, own_commands])
 def test_a_command_says_where_clients_connect_and_where_nobody_else_does(command, monkeypatch):
     words = command()
     door, rest = options(words[words.index(MODULE) + 1 :])
     monkeypatch.setattr("sys.argv", ["flower-superlink", *rest])
-    given = _parse_args_run_superlink().parse_args()
-    assert (door if speaks_http() else given.fleet_api_address) == "0.0.0.0:9092"
-    assert (given.host, int(given.port)) == ("127.0.0.1", 9093)
+    arguments = _parse_args_run_superlink().parse_args()
+    assert (door if speaks_http() else arguments.fleet_api_address) == "0.0.0.0:9092"
+    assert (arguments.host, int(arguments.port)) == ("127.0.0.1", 9093)

@@ -63,9 +63,9 @@ def ask(server, authority):
 
 
 def test_a_client_process_speaks_only_to_its_own_node(listener, tmp_path):
-    ours, others = options(tmp_path / "ours"), options(tmp_path / "others")
-    authority = Path(ours["--ssl-ca-certfile"]).read_bytes()
-    node = listener(ours)
+    node_options, others = options(tmp_path / "ours"), options(tmp_path / "others")
+    authority = Path(node_options["--ssl-ca-certfile"]).read_bytes()
+    node = listener(node_options)
     ask(node, authority)
     assert node.heard, "the client process could not reach its own node"
     for thief in (listener(), listener(others)):

@@ -20,9 +20,9 @@ def fab(tmp_path_factory):
 
 def test_a_bundle_is_where_flower_looks_for_it(fab, tmp_path):
     home = tmp_path / "new"
-    place = unpack(install_from_fab, fab, home)
-    assert place == install_from_fab(fab, home, skip_prompt=True)
-    assert (place / "pyproject.toml").stat().st_size > 0
+    bundle = unpack(install_from_fab, fab, home)
+    assert bundle == install_from_fab(fab, home, skip_prompt=True)
+    assert (bundle / "pyproject.toml").stat().st_size > 0
     assert sorted(path.name for path in home.iterdir()) == [".unpacking.lock", "apps"], "nothing else is left"
 
 
@@ -35,27 +35,27 @@ def test_what_a_kill_left_unfinished_is_removed(fab, tmp_path):
 @pytest.mark.parametrize("damage", ["empty directory", "empty file", "no directory"])
 def test_a_bundle_that_is_there_in_part_is_unpacked_again(fab, tmp_path, damage):
     whole = (unpack(install_from_fab, fab, tmp_path) / "pyproject.toml").read_bytes()
-    (place,) = (tmp_path / "apps").iterdir()
+    (bundle,) = (tmp_path / "apps").iterdir()
     if damage == "empty file":
-        (place / "pyproject.toml").write_bytes(b"")
+        (bundle / "pyproject.toml").write_bytes(b"")
     else:
-        shutil.rmtree(place)
+        shutil.rmtree(bundle)
     if damage == "empty directory":
-        place.mkdir()
+        bundle.mkdir()
     assert (unpack(install_from_fab, fab, tmp_path) / "pyproject.toml").read_bytes() == whole
 
 
 def test_a_whole_bundle_is_left_as_it_is(fab, tmp_path):
-    place = unpack(install_from_fab, fab, tmp_path)
-    before = (place / "pyproject.toml").stat().st_ino
-    assert unpack(install_from_fab, fab, tmp_path) == place
-    assert (place / "pyproject.toml").stat().st_ino == before
+    bundle = unpack(install_from_fab, fab, tmp_path)
+    before = (bundle / "pyproject.toml").stat().st_ino
+    assert unpack(install_from_fab, fab, tmp_path) == bundle
+    assert (bundle / "pyproject.toml").stat().st_ino == before
 
 
 def test_what_is_unpacked_half_is_never_where_flower_looks(fab, tmp_path):
     def killed(content, home, skip_prompt):
-        place = install_from_fab(content, home, skip_prompt=skip_prompt)
-        (place / "pyproject.toml").unlink()
+        bundle = install_from_fab(content, home, skip_prompt=skip_prompt)
+        (bundle / "pyproject.toml").unlink()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

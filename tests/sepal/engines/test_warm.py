@@ -98,15 +98,15 @@ def test_a_file_that_is_replaced_while_it_is_imported_is_an_upgrade(tmp_path, mo
 
 def test_the_running_code_is_that_of_this_checkout(tmp_path):
 
-    found = Code.imported_by(lambda: importlib.import_module("sepal.client_app.app"))
+    imported = Code.imported_by(lambda: importlib.import_module("sepal.client_app.app"))
     shutil.copytree(ROOT / "sepal", tmp_path / "installed" / "sepal")
-    assert found.same_as(tmp_path / "installed")
+    assert imported.same_as(tmp_path / "installed")
     shutil.copytree(ROOT / "sepal", tmp_path / "bundle" / "sepal", ignore=shutil.ignore_patterns("client_app"))
     shutil.copytree(ROOT / "client_app", tmp_path / "bundle" / "client_app")
-    assert found.same_as(tmp_path / "bundle")
-    assert found.digests == {name: digest(file) for name, file in sources(tmp_path / "bundle").items()}
-    assert "torch" in found.names
-    assert APP in found.imported
+    assert imported.same_as(tmp_path / "bundle")
+    assert imported.digests == {name: digest(file) for name, file in sources(tmp_path / "bundle").items()}
+    assert "torch" in imported.names
+    assert APP in imported.imported
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def task(kind="flwr-clientapp", fab="f" * 64):
     ids=["killed", "killed before it read its message", "failed"],
 )
 def test_a_fork_that_was_killed_is_answered_for(monkeypatch, code, tmp_path, ending, answered):
-    found = []
+    answers = []
     monkeypatch.setattr(
         warm, "answer", lambda spec, node, certificates, note, check: exec(ending, {"os": os, "note": note})
     )
-    monkeypatch.setattr(warm, "answer_for", lambda *parts: found.append(parts))
+    monkeypatch.setattr(warm, "answer_for", lambda *parts: answers.append(parts))
     executor = warm.ForkExecutor(code, os.getpid(), None)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     write(tmp_path / "apps" / f"sepal.sepal-fl.0.1.0.{'f' * 8}", {"pyproject.toml": ""})
@@ -144,7 +144,7 @@ def test_a_fork_that_was_killed_is_answered_for(monkeypatch, code, tmp_path, end
     while executor.children and time.monotonic() < end:
         executor.reconcile()
     assert not executor.children
-    assert [(parts[0].task_id, parts[2]) for parts in found] == ([(7, b"outline")] if answered else [])
+    assert [(parts[0].task_id, parts[2]) for parts in answers] == ([(7, b"outline")] if answered else [])
 
 
 def test_other_code_and_other_tasks_get_flowers_own_process(monkeypatch, code, tmp_path):
@@ -161,10 +161,10 @@ def test_other_code_and_other_tasks_get_flowers_own_process(monkeypatch, code, t
 
 def test_a_bundle_that_a_kill_left_half_unpacked_is_not_taken_as_the_same_code_for_good(monkeypatch, code, tmp_path):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    place = write(tmp_path / "apps" / f"sepal.sepal-fl.0.1.0.{'e' * 8}", {"pyproject.toml": ""})
+    bundle = write(tmp_path / "apps" / f"sepal.sepal-fl.0.1.0.{'e' * 8}", {"pyproject.toml": ""})
     executor = warm.ForkExecutor(code, os.getpid(), None)
     assert executor._is_ours("e" * 64)
-    write(place, {**FILES, "sepal/rng.py": "A = 2\n"})
+    write(bundle, {**FILES, "sepal/rng.py": "A = 2\n"})
     with pytest.raises(ProtocolError, match="expected the code that this client has imported, got another, eeeeeeee"):
         executor._check("e" * 64)
 

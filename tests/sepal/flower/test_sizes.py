@@ -34,27 +34,27 @@ def test_the_size_of_records_is_what_flower_writes(records):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [({"a": 1}, {"a": 1}), ({"a": 1}, {"a": 2}), ({"a": 1}, {"b": 1}), ({"a": 0.0}, {"a": -0.0}), ({}, {})],
 )
-def test_records_with_equal_content_are_sent_once(one, other):
+def test_records_with_equal_content_are_sent_once(first, second):
     for kinds in ((ConfigRecord, ConfigRecord), (ConfigRecord, MetricRecord), (MetricRecord, MetricRecord)):
-        records = RecordDict({"first": kinds[0](one), "second": kinds[1](other), "third": kinds[0](one)})
+        records = RecordDict({"first": kinds[0](first), "second": kinds[1](second), "third": kinds[0](first)})
         assert records_bytes(light_records(records)) == written(records)
 
 
 def test_large_records_that_differ_late_are_measured_in_a_moment(monkeypatch):
     """Writing each pair of them out took seconds of the server's for a reply of 16 MB."""
-    asked = []
-    monkeypatch.setattr(sizes, "repr", lambda value: asked.append(value) or repr(value), raising=False)
+    values = []
+    monkeypatch.setattr(sizes, "repr", lambda value: values.append(value) or repr(value), raising=False)
     alike = {f"r{n}": ConfigRecord({"first": bytes(1000), "last": bytes([n])}) for n in range(32)}
     assert records_bytes(light_records(RecordDict(alike))) == written(RecordDict(alike))
-    assert not asked
+    assert not values
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ([0.0], [-0.0]), ([1], [True]), (b"a", "a"), ([], [1])]
+    ("first", "second"), [(1, True), (1, 1.0), (0.0, -0.0), ([0.0], [-0.0]), ([1], [True]), (b"a", "a"), ([], [1])]
 )
-def test_values_that_python_calls_equal_are_written_apart(one, other):
-    records = RecordDict({"first": ConfigRecord({"a": one}), "second": ConfigRecord({"a": other})})
+def test_values_that_python_calls_equal_are_written_apart(first, second):
+    records = RecordDict({"first": ConfigRecord({"a": first}), "second": ConfigRecord({"a": second})})
     assert records_bytes(light_records(records)) == written(records)

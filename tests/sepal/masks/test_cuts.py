@@ -52,10 +52,10 @@ def test_a_channel_takes_its_row_its_norm_and_its_block_of_inputs():
 def test_a_group_that_is_not_named_is_whole():
     cut = Cut(LAYOUT, COUPLING, {})
     assert cut.layout == cut.full == LAYOUT
-    taken = cut.take(full())
+    part = cut.take(full())
     for name, array in full().items():
-        np.testing.assert_array_equal(taken[name], array)
-    taken["fc.bias"][:] = 9
+        np.testing.assert_array_equal(part[name], array)
+    part["fc.bias"][:] = 9
     assert all(mask.all() for mask in cut.masks().values())
 
 
@@ -69,7 +69,7 @@ def test_what_is_taken_is_a_copy():
 kept_sets = st.fixed_dictionaries(
     {},
     optional={
-        group.name: st.sets(st.integers(0, group.size - 1), min_size=1).map(lambda found: np.array(sorted(found)))
+        group.name: st.sets(st.integers(0, group.size - 1), min_size=1).map(lambda channels: np.array(sorted(channels)))
         for group in COUPLING
     },
 )
@@ -140,8 +140,8 @@ def test_windows_roll_and_wrap_as_in_fedrolex():
     assert window(5, 0.6, 2).tolist() == [2, 3, 4]
     assert window(5, 0.6, 4).tolist() == [0, 1, 4]
     assert window(5, 0.6, 7).tolist() == [2, 3, 4]
-    held = np.concatenate([window(5, 0.4, round) for round in range(5)])
-    assert np.bincount(held).tolist() == [2] * 5  # after as many rounds as channels each was held equally often
+    channels = np.concatenate([window(5, 0.4, round) for round in range(5)])
+    assert np.bincount(channels).tolist() == [2] * 5  # after as many rounds as channels each was held equally often
 
 
 def test_windows_consist_of_whole_units():
@@ -152,8 +152,8 @@ def test_windows_consist_of_whole_units():
 
 
 def test_windows_of_every_group():
-    found = windows((CONV, ChannelGroup("gn", 4, (), unit=2)), 0.5, 1)
-    assert {name: index.tolist() for name, index in found.items()} == {"conv": [1, 2], "gn": [2, 3]}
+    by_group = windows((CONV, ChannelGroup("gn", 4, (), unit=2)), 0.5, 1)
+    assert {name: index.tolist() for name, index in by_group.items()} == {"conv": [1, 2], "gn": [2, 3]}
 
 
 @pytest.mark.parametrize("width", [0, -0.5, 1.5, float("nan")])

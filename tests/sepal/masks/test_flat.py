@@ -31,8 +31,8 @@ def test_sparse_tensors_are_gathered_at_their_flat_positions():
 
 
 def test_flat_positions_are_scattered_to_their_tensors():
-    found = FLAT.scatter(np.array([1, 4, 6]), np.array([20, 50, 70], np.float32), ValueCoding.FP16)
-    assert {name: (t.index.tolist(), t.values.tolist(), t.shape, t.coding) for name, t in found.items()} == {
+    tensors = FLAT.scatter(np.array([1, 4, 6]), np.array([20, 50, 70], np.float32), ValueCoding.FP16)
+    assert {name: (t.index.tolist(), t.values.tolist(), t.shape, t.coding) for name, t in tensors.items()} == {
         "a": ([1, 4], [20, 50], (1, 5), ValueCoding.FP16),
         "b": ([1], [70], (2,), ValueCoding.FP16),
     }

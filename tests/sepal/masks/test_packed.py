@@ -24,18 +24,18 @@ def test_masks_survive_packing_in_a_bit_an_entry():
 
 @pytest.mark.parametrize("mask", [A, np.zeros_like(A), np.ones_like(A)])
 def test_values_at_a_mask_are_in_c_order_and_come_back(mask):
-    taken = take(WEIGHTS, {"a": mask})
-    assert taken["a"].tolist() == [value for value, kept in zip(range(1, 16), mask.reshape(-1), strict=True) if kept]
-    back = spread(taken, {"a": mask})
+    packed = take(WEIGHTS, {"a": mask})
+    assert packed["a"].tolist() == [value for value, kept in zip(range(1, 16), mask.reshape(-1), strict=True) if kept]
+    back = spread(packed, {"a": mask})
     np.testing.assert_array_equal(back["a"], WEIGHTS["a"] * mask)
     assert back["a"].dtype == np.float32
 
 
 def test_a_tensor_without_a_mask_is_left_alone():
-    found = masked(WEIGHTS, {"a": A})
-    np.testing.assert_array_equal(found["a"], WEIGHTS["a"] * A)
-    assert found["a"].dtype == np.float32
-    assert found["b"] is WEIGHTS["b"]
+    result = masked(WEIGHTS, {"a": A})
+    np.testing.assert_array_equal(result["a"], WEIGHTS["a"] * A)
+    assert result["a"].dtype == np.float32
+    assert result["b"] is WEIGHTS["b"]
 
 
 def test_a_masked_entry_is_0_whatever_it_was():

@@ -114,8 +114,8 @@ def test_random_subset_is_a_sorted_subset(size, data):
 
 def test_random_subset_is_fair_and_repeatable():
     index = np.array([2, 5, 7, 11], np.int64)
-    one, two = (selection.random_subset(index, 2, derive(1, "test")) for _ in range(2))
-    assert one.tolist() == two.tolist()
+    first, second = (selection.random_subset(index, 2, derive(1, "test")) for _ in range(2))
+    assert first.tolist() == second.tolist()
     # each of the 4 is in half of the 2-subsets: 2,000 draws, standard deviation √(2000/4) = 22
     rng = derive(2, "test")
     hits = np.sum([np.isin(index, selection.random_subset(index, 2, rng)) for _ in range(2000)], axis=0)

@@ -29,14 +29,14 @@ SERVERS = {
     capabilities.ROBUST: FedAvgServer,
     capabilities.CAPACITY: type("Cutting", (FedAvgServer,), {"uses_capacity": True}),
 }
-ALL = [(each, kind) for each, kind in (CLIENTS | SERVERS).items()]
+ALL = [(capability, kind) for capability, kind in (CLIENTS | SERVERS).items()]
 EVERY_STEP = {
-    base: sorted(name for name, what in vars(base).items() if callable(what) and not name.startswith("_"))
+    base: sorted(name for name, member in vars(base).items() if callable(member) and not name.startswith("_"))
     for base in (ClientBase, ServerBase)
 }
 STEPS = [
-    (each, kind, step)
-    for each, kind in ALL
+    (capability, kind, step)
+    for capability, kind in ALL
     for step in EVERY_STEP[ServerBase if issubclass(kind, ServerBase) else ClientBase]
 ]
 
@@ -46,7 +46,7 @@ def sub(kind, *names, **claims):
     return type(f"Sub{kind.__name__}", (kind,), {**{name: getattr(kind, name) for name in names}, **claims})
 
 
-def mine(server=FedAvgServer, client=FedAvgClient):
+def as_a_method(server=FedAvgServer, client=FedAvgClient):
     return register("mine", "", "", server, client)
 
 
@@ -58,13 +58,13 @@ def test_a_subclass_of_a_subclass_that_changes_the_loss_alone_has_all_of_it():
         def of_its_own(self):
             return 1
 
-    method = mine(client=Mine)
+    method = as_a_method(client=Mine)
     assert (method.private_phases, method.batched, method.dense, method.robust) == (("",), True, True, True)
     for keys in ({"privacy.clip": 1.0}, {"compress.name": "stc"}, {"robust-mean": "median"}):
         assemble({"dataset": "digits", **keys}, method)
 
 
-@pytest.mark.parametrize(("capability", "kind", "step"), STEPS, ids=lambda each: getattr(each, "attribute", None))
+@pytest.mark.parametrize(("capability", "kind", "step"), STEPS, ids=lambda value: getattr(value, "attribute", None))
 def test_each_step_voids_what_rests_on_it_unless_it_is_claimed_again(capability, kind, step):
     claim = getattr(kind, capability.attribute)
     assert capability.of(kind) == claim != capability.without
@@ -83,9 +83,9 @@ def test_each_step_voids_what_rests_on_it_unless_it_is_claimed_again(capability,
     "step", ["train", "adapt", "received_weights", "upload", "shared", "fit", "personal_weights", "init", "_released"]
 )
 def test_uploads_count_as_noised_only_where_nothing_but_the_loss_and_the_predictor_is_changed(step):
-    assert mine(client=sub(FedAvgClient, step)).private_phases == ()
+    assert as_a_method(client=sub(FedAvgClient, step)).private_phases == ()
     with pytest.raises(ConfigError) as error:
-        assemble({"dataset": "digits", "privacy.clip": 1.0}, mine(client=sub(FedAvgClient, step)))
+        assemble({"dataset": "digits", "privacy.clip": 1.0}, as_a_method(client=sub(FedAvgClient, step)))
     assert f"; SubFedAvgClient overrides {step} and does not claim private_phases again, got 1.0" in str(error.value)
 
 
@@ -98,13 +98,13 @@ def test_every_free_name_is_a_step():
 
 def test_a_factory_claims_what_it_says_itself():
     factory = partial(FedAvgClient)
-    assert mine(client=factory).private_phases == ()
+    assert as_a_method(client=factory).private_phases == ()
     factory.private_phases = ("",)
-    assert mine(client=factory).private_phases == ("",)
+    assert as_a_method(client=factory).private_phases == ("",)
 
 
 def test_a_class_can_take_a_claim_back():
-    assert mine(client=sub(FedAvgClient, private_phases=())).private_phases == ()
+    assert as_a_method(client=sub(FedAvgClient, private_phases=())).private_phases == ()
 
 
 def test_a_method_whose_own_keys_compress_takes_no_others():
@@ -127,7 +127,7 @@ def test_a_method_whose_own_keys_compress_takes_no_others():
 )
 def test_the_error_says_what_was_overridden(keys, server, client, words):
     with pytest.raises(ConfigError, match=words):
-        assemble({"dataset": "digits", **keys}, mine(server, client))
+        assemble({"dataset": "digits", **keys}, as_a_method(server, client))
 
 
 def test_built_in_methods_refuse_without_naming_classes():
@@ -144,8 +144,8 @@ def test_a_subclass_has_every_limit_whatever_it_overrides(name):
     server, client = resolve(method.server), resolve(method.client)
     if not isinstance(server, type) or not isinstance(client, type):  # a factory is registered as it is
         return
-    mine_of_it = mine(sub(server, "aggregate", "download"), sub(client, "train", "upload"))
-    limits = [(each.scheduled, each.needs_of_task, each.fixed_keys) for each in (method, mine_of_it)]
+    subclassed = as_a_method(sub(server, "aggregate", "download"), sub(client, "train", "upload"))
+    limits = [(record.scheduled, record.needs_of_task, record.fixed_keys) for record in (method, subclassed)]
     assert limits[0] == limits[1]
 
 

@@ -176,12 +176,12 @@ def test_a_client_that_was_evicted_and_comes_back_new_gets_everything():
 )
 def test_every_client_holds_the_servers_model_bit_for_bit(cache, method, keys, monkeypatch):
     """Whatever it missed, and however it was told: update by update, or by new values where the cache is short."""
-    held, models, ways = [], {}, set()
+    held_models, models, ways = [], {}, set()
     train, aggregate = CompressedClient.train, CompressedServer.aggregate
 
     def spy_train(self, state, download, plan):
         after, upload = train(self, state, download, plan)
-        held.append((plan.round, after.held))
+        held_models.append((plan.round, after.held))
         fixed = {p.name for p in self.fixed}
         ways.update("values" if name == "weights" else "updates" for name in download.tensors if name not in fixed)
         return after, upload
@@ -194,9 +194,9 @@ def test_every_client_holds_the_servers_model_bit_for_bit(cache, method, keys, m
     monkeypatch.setattr(CompressedServer, "aggregate", spy_aggregate)
     key = "fedstc.cache" if method == "fedstc" else "compress.cache"
     run(method, 9, **{"clients": 6, "clients-per-round": 2, key: cache, **keys})
-    assert len(held) == 18
-    for round, found in held:
-        np.testing.assert_array_equal(found.view(np.uint32), models[round].view(np.uint32))
+    assert len(held_models) == 18
+    for round, held_model in held_models:
+        np.testing.assert_array_equal(held_model.view(np.uint32), models[round].view(np.uint32))
     assert ways == ({"updates"} if cache == 50 else {"updates", "values"})
 
 

@@ -49,10 +49,10 @@ def test_what_is_changed_in_the_records_counts(head, write, read):
     assert read(enclosed)[0].run == "another"
 
 
-@pytest.mark.parametrize(("head", "other"), [(ORDER, read_reply), (REPLY, read_order)], ids=["order", "reply"])
-def test_an_order_is_no_reply(head, other):
+@pytest.mark.parametrize(("head", "reader"), [(ORDER, read_reply), (REPLY, read_order)], ids=["order", "reply"])
+def test_an_order_is_no_reply(head, reader):
     with pytest.raises(ProtocolError):
-        other(Enclosed(head, CONTENT))
+        reader(Enclosed(head, CONTENT))
 
 
 def test_a_number_that_could_not_travel_is_refused_in_process_too():

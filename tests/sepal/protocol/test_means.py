@@ -81,11 +81,11 @@ def test_in_the_sparse_mean_what_was_not_sent_counts_as_0():
 def test_the_mean_of_holders_by_hand():
     """n = (1, 3): entry 0: 4, of one; entry 1: (1·8 + 3·0)/4 = 2, a sent 0 counts; entry 2: nobody's, as before."""
     sent = [upload(1, w=sparse([0, 1], [4, 8])), upload(3, w=sparse([1], [0]))]
-    held = mean_of_holders(sent, {"w": (3,)})
-    assert held.mean["w"].tolist() == [4, 2, 0]
-    assert held.holders["w"].tolist() == [1, 2, 0]
-    found = held.over({"w": np.full(3, 9, np.float32)})["w"]
-    assert (found.tolist(), found.dtype) == ([4, 2, 9], np.float32)
+    result = mean_of_holders(sent, {"w": (3,)})
+    assert result.mean["w"].tolist() == [4, 2, 0]
+    assert result.holders["w"].tolist() == [1, 2, 0]
+    filled = result.over({"w": np.full(3, 9, np.float32)})["w"]
+    assert (filled.tolist(), filled.dtype) == ([4, 2, 9], np.float32)
     assert mean_of_holders(sent, {"w": (3,)}, equally).mean["w"].tolist() == [4, 4, 0]
     assert mean_of_holders([], {"w": (3,)}).over({"w": np.full(3, 9, np.float32)})["w"].tolist() == [9, 9, 9]
 
@@ -94,8 +94,8 @@ def test_a_mask_and_a_dense_tensor_have_holders_too():
     """A mask has ones where it is set."""
     sent = [upload(2, w=members(np.array([True, False, True])))]
     assert mean_of_holders(sent, {"w": (3,)}).mean["w"].tolist() == [1, 0, 1]
-    held = mean_of_holders([upload(2, w=dense(5, 0, 7))], {"w": (3,)})
-    assert (held.mean["w"].tolist(), held.holders["w"].tolist()) == ([5, 0, 7], [1, 1, 1])
+    result = mean_of_holders([upload(2, w=dense(5, 0, 7))], {"w": (3,)})
+    assert (result.mean["w"].tolist(), result.holders["w"].tolist()) == ([5, 0, 7], [1, 1, 1])
     assert values(sent[0].payload.tensors["w"]).tolist() == [1, 1]
 
 
@@ -106,9 +106,9 @@ def test_the_mean_of_prefixes_by_hand():
     """
     full, prefix = np.array([[1, 2], [3, 4]], np.float32), np.array([[5]], np.float32)
     sent, previous = [upload(1, w=whole(full)), upload(3, w=whole(prefix))], {"w": np.full((2, 2), 9, np.float32)}
-    held = mean_of_prefixes(sent, previous)
-    assert held.mean["w"].tolist() == [[3, 2], [3, 4]]
-    assert held.holders["w"].tolist() == [[2, 1], [1, 1]]
+    result = mean_of_prefixes(sent, previous)
+    assert result.mean["w"].tolist() == [[3, 2], [3, 4]]
+    assert result.holders["w"].tolist() == [[2, 1], [1, 1]]
     assert mean_of_prefixes(sent, previous, by_examples).mean["w"].tolist() == [[4, 2], [3, 4]]
     narrow = mean_of_prefixes(sent[1:], previous)
     assert narrow.over(previous)["w"].tolist() == [[5, 9], [9, 9]]
@@ -128,7 +128,7 @@ def test_adding_at_the_entries_of_a_tensor(tensor, expected):
 
 def of(*numbers):
     """An upload of one entry for each number; examples must not matter."""
-    return [upload(1 + 10 * place, w=dense(number)) for place, number in enumerate(numbers)]
+    return [upload(1 + 10 * position, w=dense(number)) for position, number in enumerate(numbers)]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_robust_means_by_hand(numbers, median, trimmed):
     """Yin et al., Definitions 1 and 2: of n values the ⌊n/5⌋ smallest and largest go, at least one of each if n > 2."""
     for how, expected in (("median", median), ("trimmed", trimmed)):
         assert weighted_mean(of(*numbers), zeros(1), robust=how)["w"].tolist() == [expected]
-        found = sparse_mean(of(*numbers), {"w": (1,)}, robust=how)["w"]
-        assert (found.tolist(), found.dtype) == ([expected], np.float64)
+        mean = sparse_mean(of(*numbers), {"w": (1,)}, robust=how)["w"]
+        assert (mean.tolist(), mean.dtype) == ([expected], np.float64)
 
 
 def test_robust_means_take_each_entry_for_itself_and_what_was_not_sent_as_0():

@@ -79,11 +79,11 @@ def test_a_block_within_a_block_leaves_the_counts_to_it(caplog):
 
 
 def test_a_process_that_knows_no_end_tells_the_first_the_tenth_and_the_hundredth():
-    told, seldom = [], Seldom()
+    messages, seldom = [], Seldom()
     for number in range(250):
         record = logging.LogRecord("sepal", logging.WARNING, "", 0, "step %d", (number,), None)
-        told += [record.getMessage()] if seldom.filter(record) else []
-    assert told == ["step 0", "10 times so far: step 9", "100 times so far: step 99"]
+        messages += [record.getMessage()] if seldom.filter(record) else []
+    assert messages == ["step 0", "10 times so far: step 9", "100 times so far: step 99"]
     others = [logging.LogRecord(*kind, "", 0, "x", (), None) for kind in 2 * [("sepal", 20), ("flwr", 30)]]
     assert all(map(seldom.filter, others)), "what is no warning of Sepal's is left alone"
 
@@ -106,9 +106,9 @@ def test_what_clients_warn_of_is_told_once_by_any_number_of_processes(workers, t
     monkeypatch.setattr(sys, "path", [*sys.path])
     user_modules.enable(tmp_path)
     execute(prepare({**KEYS, "model": "warning_model:build", "out": str(tmp_path), "name": "r"}, tmp_path), workers)
-    said = [line for line in caplog.messages if "a model that warns" in line]
-    assert len(said) == 2
-    assert said[1].endswith(f" times: {said[0]}")
+    lines = [line for line in caplog.messages if "a model that warns" in line]
+    assert len(lines) == 2
+    assert lines[1].endswith(f" times: {lines[0]}")
 
 
 def test_what_own_data_are_warned_of_is_told_once_though_a_run_reads_them_in_several_places(
@@ -122,8 +122,8 @@ def test_what_own_data_are_warned_of_is_told_once_though_a_run_reads_them_in_sev
     keys = {"dataset": "own", "own.data": "whole_numbers:load", "own.shape": "4", "own.classes": 2, "lr": 0.1}
     keys |= {"model": "whole_numbers:build", "clients": 4, "rounds": 1, "method": "fedavg", "name": "r"}
     execute(prepare({**keys, "out": str(tmp_path)}, tmp_path), 2)
-    said = [line for line in caplog.messages if "taken for tokens" in line]
-    assert [line.partition(" times: ")[0] for line in said[1:]] == ["3"]
+    lines = [line for line in caplog.messages if "taken for tokens" in line]
+    assert [line.partition(" times: ")[0] for line in lines[1:]] == ["3"]
 
 
 def test_all_warnings_of_sepal_pass_the_filter():

@@ -113,7 +113,7 @@ def test_clients_and_rounds_draw_different_numbers():
     for seed in seeds:
         with generators_seeded(seed):
             numbers.append(drawn())
-    assert all(one != other for one, other in zip(*numbers, strict=True))
+    assert all(first != second for first, second in zip(*numbers, strict=True))
 
 
 def fail():

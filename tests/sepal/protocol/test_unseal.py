@@ -86,10 +86,10 @@ ANSWER = replace(at(np.array([0, 7.0, 0, 8, 0]), np.array([1, 3])), support=Supp
 
 
 def test_same_takes_its_support_from_the_download_that_is_answered():
-    asked = []
+    calls = []
 
     def download():
-        asked.append(1)
+        calls.append(1)
         return {"w": SENT}
 
     schema = Schema({"w": TensorSpec((5,), Support.SAME)})
@@ -98,7 +98,7 @@ def test_same_takes_its_support_from_the_download_that_is_answered():
     assert payload.tensors["w"].dense().tolist() == [0, 7, 0, 8, 0]
     later = Schema({"w": lambda decoded: TensorSpec((5,), Support.SAME)})
     assert unseal(seal(Payload({"w": ANSWER})), later, download).tensors["w"].positions().tolist() == [1, 3]
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 def test_the_download_is_composed_only_where_same_needs_it():
@@ -106,8 +106,8 @@ def test_the_download_is_composed_only_where_same_needs_it():
         raise AssertionError("composed for nothing")
 
     unseal(seal(Payload({"w": SENT})), Schema({"w": TensorSpec((5,))}), download)
-    known = TensorSpec((5,), Support.SAME, index=np.array([1, 3]))
-    assert unseal(seal(Payload({"w": ANSWER})), Schema({"w": known}), download).tensors["w"].nnz == 2
+    spec = TensorSpec((5,), Support.SAME, index=np.array([1, 3]))
+    assert unseal(seal(Payload({"w": ANSWER})), Schema({"w": spec}), download).tensors["w"].nnz == 2
 
 
 @pytest.mark.parametrize("download", [None, dict, lambda: {"v": SENT}])
@@ -117,9 +117,9 @@ def test_same_refuses_where_the_download_has_no_such_tensor(download):
 
 
 def test_same_with_another_support_than_the_download_is_refused():
-    other = {"w": at(np.arange(5.0), np.array([0, 1, 2]))}
+    mismatched = {"w": at(np.arange(5.0), np.array([0, 1, 2]))}
     with pytest.raises(WireError):
-        unseal(seal(Payload({"w": ANSWER})), Schema({"w": TensorSpec((5,), Support.SAME)}), lambda: other)
+        unseal(seal(Payload({"w": ANSWER})), Schema({"w": TensorSpec((5,), Support.SAME)}), lambda: mismatched)
 
 
 @pytest.mark.parametrize("coding", [ValueCoding.FP32, ValueCoding.FP16, ValueCoding.BF16])

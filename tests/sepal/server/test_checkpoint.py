@@ -116,7 +116,7 @@ def test_uploads_go_when_no_checkpoint_needs_them_and_records_stay(store, tmp_pa
         if round % 2 == 0:
             store.checkpoint(progress(round))
     assert sorted(path.name for path in (tmp_path / "server" / "uploads").iterdir()) == ["000005", "000006"]
-    assert [found.round for found in store.records(6)] == [1, 2, 3, 4, 5, 6]
+    assert [stored.round for stored in store.records(6)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_round_that_is_run_again_lets_go_of_what_followed_it(store, tmp_path):
@@ -163,8 +163,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_says_so(store, tmp
     damage(tmp_path / "server" / "round-000004.safetensors", how)
     again = reopened(tmp_path)
     with caplog.at_level(logging.WARNING):
-        found = again.latest()
-    assert found.round == 2
+        checkpoint = again.latest()
+    assert checkpoint.round == 2
     assert "round-000004.safetensors" in caplog.text
     assert "using the checkpoint before it" in caplog.text
     assert again.replay(3), "the record since the older checkpoint is still there"

@@ -45,10 +45,10 @@ def run(subject, store=None):
     return strategy, watch.records, grid
 
 
-def met(strategy, records, grid):
+def joining_rounds(strategy, records, grid):
     """Round in which a client joined, and in which it was asked, from round 2 on."""
-    asked = {grid._federation.nodes[node]: round for round, node in grid.queries}
-    return [(record.round, asked[client.name]) for record in records[1:] for client in record.joined]
+    asked_round = {grid._federation.nodes[node]: round for round, node in grid.queries}
+    return [(record.round, asked_round[client.name]) for record in records[1:] for client in record.joined]
 
 
 @pytest.mark.parametrize("kind", FAKES)
@@ -57,7 +57,7 @@ def test_only_those_drawn_are_asked_and_each_once(kind):
     strategy, records, grid = run(subject)
     assert len([node for round, node in grid.queries if round == 1]) <= 4, "two, and those of round 2 meanwhile"
     if kind == "queue":  # every round draws
-        assert all(first == last + 1 for first, last in met(strategy, records, grid)), "asked a round ahead"
+        assert all(first == last + 1 for first, last in joining_rounds(strategy, records, grid)), "asked a round ahead"
     assert len(set(grid.queries)) == len(grid.queries)
     assert len(grid.queries) == len(strategy.progress.roster) < 12
     drawn = [record for record in records[:-1] if record.joined]

@@ -22,7 +22,7 @@ class Script:
         self.pushed, self.ids, self.as_generator = [], ids, as_generator
         self.pulls = []  # what each pull gives: functions of the messages pushed; nothing before all are
         self.expected = 0
-        self.asked = []
+        self.questions = []
 
     def arrange(self, nodes):
         return list(nodes)
@@ -43,9 +43,9 @@ class Script:
     def pull_messages(self, names):
         if len(self.pushed) < self.expected:
             return []
-        self.asked.append(sorted(names))
-        found = self.pulls.pop(0)(self.pushed) if self.pulls else []
-        return (reply for reply in found) if self.as_generator else found
+        self.questions.append(sorted(names))
+        replies = self.pulls.pop(0)(self.pushed) if self.pulls else []
+        return (reply for reply in replies) if self.as_generator else replies
 
 
 def deliver(grid, *nodes, timeout=5.0, exchange=None):
@@ -68,7 +68,7 @@ def test_every_reply_reaches_its_node_whatever_their_order(as_generator):
     assert {node: records["x"]["value"] for node, records in got.items()} == {5: 10, 6: 11, 7: 12}
     assert missing == {}
     assert exchange.late == 0
-    assert grid.asked == [["m0", "m1", "m2"], ["m0", "m2"], ["m0", "m2"]]
+    assert grid.questions == [["m0", "m1", "m2"], ["m0", "m2"], ["m0", "m2"]]
 
 
 def test_messages_name_node_kind_group_and_time_to_live():
@@ -129,8 +129,8 @@ def test_a_late_reply_is_counted_and_not_taken_for_an_answer():
     assert exchange.late == 1
     assert [(node, records["x"]["value"]) for node, records in exchange.latecomers()] == [(5, 99)]
     assert exchange.latecomers() == []
-    assert "m1" in grid.asked[-1], "the other one may still come"
-    assert "m0" not in grid.asked[-1]
+    assert "m1" in grid.questions[-1], "the other one may still come"
+    assert "m0" not in grid.questions[-1]
 
 
 def test_an_error_in_place_of_a_late_reply_is_forgotten():
@@ -140,7 +140,7 @@ def test_an_error_in_place_of_a_late_reply_is_forgotten():
     grid.pulls = [lambda sent: [Message(Error(3, "expired"), reply_to=first)], lambda sent: [answer(sent[1])]]
     deliver(grid, 6, exchange=exchange)
     assert exchange.late == 0
-    assert grid.asked[-1] == ["m1"]
+    assert grid.questions[-1] == ["m1"]
 
 
 def test_a_duplicate_and_a_reply_to_nothing_are_ignored():
@@ -152,12 +152,12 @@ def test_a_duplicate_and_a_reply_to_nothing_are_ignored():
         return [answer(sent[0], 1), answer(sent[0], 2), stranger]
 
     grid.pulls = [twice, lambda sent: [answer(sent[1])]]
-    taken, grid.expected = [], 2
+    received, grid.expected = [], 2
     exchange = Exchange(grid, poll=0.001)
     missing = exchange.deliver(
-        [5, 6], compose, "1", 5.0, lambda node, records: taken.append((node, records["x"]["value"]))
+        [5, 6], compose, "1", 5.0, lambda node, records: received.append((node, records["x"]["value"]))
     )
-    assert taken == [(5, 1), (6, 0)]
+    assert received == [(5, 1), (6, 0)]
     assert missing == {}
     assert exchange.late == 0
 
@@ -165,7 +165,7 @@ def test_a_duplicate_and_a_reply_to_nothing_are_ignored():
 def test_nothing_to_send_asks_nobody():
     grid = Script()
     assert deliver(grid)[1] == {}
-    assert grid.asked == []
+    assert grid.questions == []
 
 
 class Prompt(Script):
@@ -182,9 +182,9 @@ class Prompt(Script):
 
     def pull_messages(self, names):
         self.pulled.append(len(names))
-        known = {message.metadata.message_id: message for message in self.pushed}
+        by_id = {message.metadata.message_id: message for message in self.pushed}
         self.read += len(names)
-        return [answer(known[name]) for name in names]
+        return [answer(by_id[name]) for name in names]
 
     def compose(self, node, size=0):
         self.composed += 1
@@ -217,7 +217,7 @@ def test_replies_are_pulled_a_few_at_a_time():
         lambda sent, begin=begin: [answer(m) for m in sent[begin : begin + WAVE]] for begin in range(0, 100, WAVE)
     ]
     assert Exchange(grid, poll=0.001).deliver(range(100), compose, "1", 5.0, got.setdefault) == {}
-    assert max(map(len, grid.asked)) == WAVE
+    assert max(map(len, grid.questions)) == WAVE
     assert len(got) == 100
 
 
@@ -248,7 +248,7 @@ def test_a_message_that_nobody_waits_for_ends_once(reply, end):
     exchange.look()
     exchange.look()
     assert ends == [end]
-    assert (len(grid.asked), exchange.latecomers()) == (1, []), "nothing is left to look for"
+    assert (len(grid.questions), exchange.latecomers()) == (1, []), "nothing is left to look for"
     assert posted(ids=[""])[2] == [(5, "not accepted by the SuperLink")]
 
 
@@ -259,4 +259,4 @@ def test_a_reply_that_nobody_waits_for_is_taken_beside_others_and_not_after_its_
     assert (list(got), missing, ends) == ([6], {}, [(5, 9)])
     grid, exchange, ends = posted(life=-1.0)
     exchange.look()
-    assert (grid.asked, ends) == ([], [])
+    assert (grid.questions, ends) == ([], [])

@@ -28,13 +28,13 @@ class SuperLink:
         return names
 
     def pull_messages(self, names):
-        found = [self.replies.pop(name) for name in names if name in self.replies]
-        for reply in found:
+        replies = [self.replies.pop(name) for name in names if name in self.replies]
+        for reply in replies:
             node = reply.metadata.src_node_id
             if self.times.get(node, 0) > 0:
                 self.times[node] -= 1
                 raise KeyError("ArrayRecord")
-        return found
+        return replies
 
 
 def test_a_reply_that_cannot_be_decoded_loses_no_other_reply():
@@ -60,8 +60,8 @@ class Forgetful(SuperLink):
 
     def push_messages(self, messages):
         names = super().push_messages(messages)
-        for place in self.losses:
-            self.replies.pop(f"m{place}", None)
+        for number in self.losses:
+            self.replies.pop(f"m{number}", None)
         return names
 
 
@@ -109,12 +109,12 @@ def test_of_two_answers_to_one_order_the_first_counts_and_the_second_is_late(imp
     grid, got = Forgetful({1}), []
     exchange = Exchange(grid, poll=0.001)
     exchange.deliver([7], compose, "1", 5.0, {}.setdefault)
-    held = []
-    grid.push_messages = lambda messages, push=grid.push_messages: held.extend(messages) or push(messages)
+    pushed = []
+    grid.push_messages = lambda messages, push=grid.push_messages: pushed.extend(messages) or push(messages)
     missing = exchange.deliver([7], compose, "2", 5.0, lambda node, records: got.append(node))
     assert (got, missing) == ([7], {}), "m1 was lost, m2 was answered"
     grid.losses = {}
-    grid.replies["m1"] = answer(held[0])  # it was not lost after all
+    grid.replies["m1"] = answer(pushed[0])  # it was not lost after all
     exchange.deliver([7], compose, "3", 5.0, {}.setdefault)
     assert exchange.late == 1
     assert [node for node, _ in exchange.latecomers()] == [7]
@@ -122,13 +122,13 @@ def test_of_two_answers_to_one_order_the_first_counts_and_the_second_is_late(imp
 
 def test_looking_in_vain_takes_at_most_half_of_a_superlinks_time(monkeypatch):
     grid, clock = SuperLink({}), [0.0]
-    asked, paused = [], []
+    pulls, paused = [], []
     answers = grid.pull_messages
 
     def pull(names):
         clock[0] += 0.05
-        asked.append(names)
-        return answers(names) if len(asked) > 100 else []
+        pulls.append(names)
+        return answers(names) if len(pulls) > 100 else []
 
     def sleep(seconds):
         paused.append(seconds)

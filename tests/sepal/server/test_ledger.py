@@ -36,10 +36,10 @@ def test_a_message_is_as_long_as_flower_makes_it(size):
 def test_a_message_that_is_not_ours_is_counted_too():
     records = write_error(DataError("k", "x", "y"), "client-1")
     assert message_bytes(records) == measured(records)
-    other = RecordDict(
+    mixed = RecordDict(
         {"a": ConfigRecord({"x": "y" * 999}), "b": ArrayRecord({"w": Array("uint8", (9,), "t", b"x" * 9)})}
     )
-    assert message_bytes(other) == pytest.approx(measured(other), abs=40)
+    assert message_bytes(mixed) == pytest.approx(measured(mixed), abs=40)
     assert message_bytes(RecordDict()) == measured(RecordDict())
 
 

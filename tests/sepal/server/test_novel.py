@@ -44,12 +44,12 @@ class Seen(Federation):
 
     def __post_init__(self):
         super().__post_init__()
-        self.orders, self.told = [], []
-        told = self.told
+        self.orders, self.rosters = [], []
+        rosters = self.rosters
 
         class Told(LagServer):
             def joined(self, state, clients):
-                told.append([client.name for client in clients])
+                rosters.append([client.name for client in clients])
                 return state
 
         self.method = replace(self.method, server=Told)
@@ -85,7 +85,7 @@ def test_the_server_algorithm_is_told_of_them_before_the_closing_round():
     subject = federation()
     strategy = subject.run()
     novel = list(strategy.progress.novel)
-    assert subject.told == [sorted({f"client-{n}" for n in range(4)} - set(novel)), novel]
+    assert subject.rosters == [sorted({f"client-{n}" for n in range(4)} - set(novel)), novel]
 
 
 @pytest.mark.parametrize("killed_at", [2, 4, 5])

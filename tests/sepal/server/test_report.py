@@ -21,8 +21,8 @@ def counts(view, validation, test):
 
 def record(round, *metrics, full=True, sizes=(), state=""):
     replies = {
-        f"c{number}": Reply("run", round, Kind.TRAIN, ClientInfo(f"c{number}", 5), state=state, metrics=found)
-        for number, found in enumerate(metrics)
+        f"c{number}": Reply("run", round, Kind.TRAIN, ClientInfo(f"c{number}", 5), state=state, metrics=client_metrics)
+        for number, client_metrics in enumerate(metrics)
     }
     ledger = [LedgerEntry(round, "c0", purpose, direction, size, size + 1, 100) for purpose, direction, size in sizes]
     return RoundRecord(round, tuple(replies), (), {}, replies, tuple(ledger), full, {"total": 2.0, "server": 0.5})
@@ -66,15 +66,15 @@ def test_bytes_and_seconds_are_sums_and_digests_are_the_last():
 def test_novel_clients_are_a_population_of_their_own():
     """Participants .8 and .6, novel .5 and .1: means .7 and .3, a gap of .4; `kept` has no gap, novel have none."""
     participants = [counts("trained", 0.5, 0.8), counts("trained", 0.5, 0.6) | counts("kept", None, 0.6)]
-    found = record(9, *participants, counts("trained", 0.9, 0.5), counts("trained", 0.9, 0.1))
-    found = replace(found, novel=("c2", "c3"))
-    report = Report().plus(found)
+    round_record = record(9, *participants, counts("trained", 0.9, 0.5), counts("trained", 0.9, 0.1))
+    round_record = replace(round_record, novel=("c2", "c3"))
+    report = Report().plus(round_record)
     assert report.accuracy["trained"]["mean"] == pytest.approx(0.7)
     assert report.accuracy["kept"]["clients"] == 1
     assert report.best["trained"].validation == pytest.approx(0.5)
     assert report.novel["accuracy"]["trained"]["mean"] == pytest.approx(0.3)
     assert report.novel["gap"] == pytest.approx({"trained": 0.4})
-    line = metrics_line(found, Plan(9), True, {}, report.totals)
+    line = metrics_line(round_record, Plan(9), True, {}, report.totals)
     assert line["populations"] == {"participants": 2, "novel": 2}
     assert line["novel"] == report.novel
     assert Report().plus(record(9, *participants)).novel is None
@@ -82,8 +82,8 @@ def test_novel_clients_are_a_population_of_their_own():
 
 @pytest.mark.parametrize("closing", [False, True])
 def test_a_line_has_each_clients_own_bytes(closing):
-    found = record(3, counts("trained", 0.5, 0.5), sizes=[("training", "up", 10), ("training", "down", 20)])
-    line = metrics_line(found, Plan(3, "warm-up"), closing, {"loss": 1.0}, Report().plus(found).totals)
+    round_record = record(3, counts("trained", 0.5, 0.5), sizes=[("training", "up", 10), ("training", "down", 20)])
+    line = metrics_line(round_record, Plan(3, "warm-up"), closing, {"loss": 1.0}, Report().plus(round_record).totals)
     assert line["phase"] == ("closing" if closing else "warm-up")
     (client,) = line["clients"]
     assert (client["up"], client["down"], client["trained"], client["received"]) == (10, 20, 0.5, None)
@@ -92,18 +92,18 @@ def test_a_line_has_each_clients_own_bytes(closing):
 
 def test_accuracy_by_quarter_of_the_capacities():
     """Capacities .25 (its quarter's upper bound), .2, .26 and 1: two quarters of one or two clients, none between."""
-    found = record(1, *(counts("trained", None, test) for test in (0.5, 0.7, 0.2, 0.9)))
-    capacities = dict(zip(found.replies, (0.25, 0.2, 0.26, 1.0), strict=True))
+    round_record = record(1, *(counts("trained", None, test) for test in (0.5, 0.7, 0.2, 0.9)))
+    capacities = dict(zip(round_record.replies, (0.25, 0.2, 0.26, 1.0), strict=True))
     replies = {
         name: replace(reply, client=replace(reply.client, capacity=capacities[name]))
-        for name, reply in found.replies.items()
+        for name, reply in round_record.replies.items()
     }
-    groups = Report().plus(replace(found, replies=replies)).by_capacity
+    groups = Report().plus(replace(round_record, replies=replies)).by_capacity
     assert list(groups) == ["0-0.25", "0.25-0.5", "0.75-1"]
     means = {name: (views["trained"]["mean"], views["trained"]["clients"]) for name, views in groups.items()}
     assert means == {"0-0.25": (pytest.approx(0.6), 2), "0.25-0.5": (0.2, 1), "0.75-1": (0.9, 1)}
     assert all(list(views) == ["trained"] for views in groups.values())
-    assert Report().plus(found).by_capacity == {}, "all have capacity 1"
+    assert Report().plus(round_record).by_capacity == {}, "all have capacity 1"
 
 
 def test_uploads_are_counted_by_client_and_phase_if_the_server_may_have_seen_them():

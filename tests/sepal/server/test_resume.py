@@ -68,8 +68,8 @@ def damage(path):
 
 
 @KINDS
-@pytest.mark.parametrize("what", ["checkpoint", "record", "upload", "first record", "nothing"])
-def test_a_run_ends_the_same_whatever_was_damaged(kind, what, tmp_path, caplog):
+@pytest.mark.parametrize("damaged_file", ["checkpoint", "record", "upload", "first record", "nothing"])
+def test_a_run_ends_the_same_whatever_was_damaged(kind, damaged_file, tmp_path, caplog):
     """Killed in round 6: checkpoints 2 and 4, rounds 3, 4 and 5 recorded."""
     whole = federation(kind).run()
     subject = federation(kind, tmp_path)
@@ -81,7 +81,7 @@ def test_a_run_ends_the_same_whatever_was_damaged(kind, what, tmp_path, caplog):
         "upload": [server / "uploads" / "000005" / "client-2.safetensors"],
         "first record": [server / "round-000004.safetensors", server / "records" / "000003"],
         "nothing": [],
-    }[what]
+    }[damaged_file]
     for path in damaged:
         damage(path)
     before, lines = len(subject.trained), Lines()
@@ -94,7 +94,7 @@ def test_a_run_ends_the_same_whatever_was_damaged(kind, what, tmp_path, caplog):
         word.rpartition("/")[2] for word in caplog.text.replace(":", " ").split()
     }
     asked_again = {round for round, _ in subject.trained[before:]}
-    first = {"record": 5, "upload": 5, "first record": 3}.get(what, 6)
+    first = {"record": 5, "upload": 5, "first record": 3}.get(damaged_file, 6)
     assert min(asked_again) == first
 
 
@@ -244,9 +244,9 @@ def test_who_is_not_connected_is_entered_once_a_round(monkeypatch):
     def away_for_a_while(self, *before):
         looks.append(1)
         if len(looks) == 2:
-            subject.held = subject.nodes.pop(100)
+            subject.absent = subject.nodes.pop(100)
         if len(looks) == 8:
-            subject.nodes[100] = subject.held
+            subject.nodes[100] = subject.absent
         refresh(self, *before)
 
     monkeypatch.setattr(Contact, "refresh", away_for_a_while)

@@ -30,13 +30,13 @@ class Network:
 
     def __init__(self, **nodes):
         self.nodes = {int(node[1:]): answer for node, answer in nodes.items()}
-        self.asked = []
+        self.questions = []
 
     def online(self):
         return list(self.nodes)
 
     def ask(self, nodes, timeout=60.0):
-        self.asked.append(list(nodes))
+        self.questions.append(list(nodes))
         return {node: self.nodes[node] for node in nodes if self.nodes.get(node) is not None}
 
 
@@ -46,7 +46,7 @@ def test_each_node_is_asked_once_and_mapped_to_its_name():
     assert connections.nodes == {"a": 2, "b": 1}
     assert connections.infos["a"].capacity == 0.5
     connections.refresh(network.online(), network.ask)
-    assert network.asked == [[1, 2]]
+    assert network.questions == [[1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_a_restarted_client_takes_its_name_to_its_new_node():
     network.nodes.update({1: None, 9: reply("a")})
     assert connections.refresh(network.online(), network.ask) == []
     assert connections.nodes == {"a": 9, "b": 2}
-    before = len(network.asked)
+    before = len(network.questions)
     for _ in range(20):
         connections.refresh(network.online(), network.ask)
-    assert len(network.asked) == before, "a dead node must not hold up every round"
+    assert len(network.questions) == before, "a dead node must not hold up every round"
     assert connections.nodes["a"] == 9
 
 
@@ -160,7 +160,7 @@ def test_who_is_silent_or_refused_is_asked_ever_more_rarely():
     network, connections = Network(n1=None, n2=DataError("b: data", "x", "y"), n3=reply("c")), Connections(W0)
     turns = [turn for turn in range(1, 200) if connections.refresh(network.online(), network.ask)]
     assert turns == [1, 2, 4, 8, 16, 32, 64, 128, 192]
-    assert sum(1 in nodes for nodes in network.asked) == len(turns)
+    assert sum(1 in nodes for nodes in network.questions) == len(turns)
     network.nodes[1] = reply("a")
     for _ in range(64):
         connections.refresh(network.online(), network.ask)

@@ -29,10 +29,10 @@ def record(round, percent, view="received", full=False, purpose="training"):
 
 def ends(percents, after, **keys):
     """The round after which a run with these accuracies in % ends; None if it goes on."""
-    found = Stopping(after, "received", full=False, first=1)
+    stopping = Stopping(after, "received", full=False, first=1)
     for round, percent in enumerate(percents, 1):
-        found = found.plus(record(round, percent, **keys))
-        if found.stopped:
+        stopping = stopping.plus(record(round, percent, **keys))
+        if stopping.stopped:
             return round
     return None
 
@@ -63,10 +63,10 @@ def test_points_are_the_deployed_models_in_rounds_that_do_not_evaluate_everybody
     """Rounds of another kind, view or purpose change nothing: the flat curve goes on counting beneath them."""
     for odd in ({"view": "trained"}, {"full": True}, {"purpose": "closing"}):
         assert ends([50] * 40, 3, **odd) is None
-        found = Stopping(3, "received", full=False, first=1)
+        stopping = Stopping(3, "received", full=False, first=1)
         for round in range(1, 8):
-            found = found.plus(record(round, 50)).plus(record(round, 90, **odd))
-        assert found.plus(record(8, 50)).stopped
+            stopping = stopping.plus(record(round, 50)).plus(record(round, 90, **odd))
+        assert stopping.plus(record(8, 50)).stopped
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def test_points_are_the_deployed_models_in_rounds_that_do_not_evaluate_everybody
 )
 def test_the_view_is_that_of_the_deployed_model(method, keys, view, full):
     config = RunConfig(rounds=20, stop_after=3, **keys)
-    found = Stopping.of(config, registry.get(method), Plan)
-    assert (found.view, found.full, found.first, found.after) == (view, full, 1, 3)
+    stopping = Stopping.of(config, registry.get(method), Plan)
+    assert (stopping.view, stopping.full, stopping.first, stopping.after) == (view, full, 1, 3)
 
 
 def test_only_the_methods_last_phase_counts():
     phases = ["a", "b", "a", "a", "a"]
     config = RunConfig(rounds=5, stop_after=1)
-    found = Stopping.of(config, registry.get("fedavg"), lambda round: Plan(round, phases[round - 1]))
-    assert found.first == 3
+    stopping = Stopping.of(config, registry.get("fedavg"), lambda round: Plan(round, phases[round - 1]))
+    assert stopping.first == 3
     for round in range(1, 8):
-        found = found.plus(record(round, 50))
-        assert not found.stopped  # five points in rounds 3 to 7
-    assert found.plus(record(8, 50)).stopped
+        stopping = stopping.plus(record(round, 50))
+        assert not stopping.stopped  # five points in rounds 3 to 7
+    assert stopping.plus(record(8, 50)).stopped
 
 
 # should_stop
@@ -116,14 +116,14 @@ def outcome(strategy):
 
 def test_a_caller_may_end_the_run_after_any_round():
     """It is asked as Flower 1.43 asks: with the round, and with what `start` would return."""
-    subject, asked = federation(), []
+    subject, calls = federation(), []
 
     def should_stop(round, result):
-        asked.append((round, sorted(result.arrays)))
+        calls.append((round, sorted(result.arrays)))
         return round == 3
 
     strategy = serve(subject, should_stop=should_stop)
-    assert asked == [(1, ["w"]), (2, ["w"]), (3, ["w"])]
+    assert calls == [(1, ["w"]), (2, ["w"]), (3, ["w"])]
     assert {round for round, _ in subject.trained} == {1, 2, 3}
     assert (strategy.progress.round, strategy.progress.closed) == (4, True)
     assert strategy.report.stopped.by == "should_stop"
@@ -163,8 +163,8 @@ def test_the_closing_round_is_that_of_the_limit(monkeypatch):
     inputs = strategy._run.inputs
     monkeypatch.setattr(strategy._run, "inputs", lambda *args: plans.append(inputs(*args)) or plans[-1])
     strategy.start(Nodes(subject), should_stop=lambda round, result: round == 2)
-    found = [(each.plan.round, each.plan.phase, each.closing) for each in plans]
-    assert found == [(1, "phase 1", False), (2, "phase 2", False), (3, "phase 7", True)]
+    rounds = [(planned.plan.round, planned.plan.phase, planned.closing) for planned in plans]
+    assert rounds == [(1, "phase 1", False), (2, "phase 2", False), (3, "phase 7", True)]
 
 
 def test_a_round_that_ended_the_run_survives_the_disk(tmp_path):

@@ -44,8 +44,8 @@ class Deployed(Nodes):
     def __init__(self, federation, late=(), never=()):
         super().__init__(federation)
         assert not isinstance(self, LocalGrid)
-        self.late, self.never, self.asked, self.held = set(late), set(never), [], {}
-        self.seen = set()
+        self.late, self.never, self.orders, self.withheld = set(late), set(never), [], {}
+        self.looked_for = set()
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -53,22 +53,22 @@ class Deployed(Nodes):
         for name, message in zip(names, messages, strict=True):
             of = int(message.metadata.group_id), self._federation.nodes[message.metadata.dst_node_id]
             if message.metadata.message_type == "train":
-                self.asked.append(of)
+                self.orders.append(of)
             if of in self.late | self.never and message.metadata.message_type != "query":
-                self.held[name] = of, self._replies.pop(name)
-        self.seen = set()
+                self.withheld[name] = of, self._replies.pop(name)
+        self.looked_for = set()
         return names
 
     def pull_messages(self, names):
         names = list(names)
-        if not self.seen.issuperset(names):  # so that all are asked before anybody answers
-            self.seen.update(names)
+        if not self.looked_for.issuperset(names):  # so that all are asked before anybody answers
+            self.looked_for.update(names)
             return []
-        now = max((round for round, _ in self.asked), default=0)
-        for name, ((round, client), reply) in list(self.held.items()):
+        now = max((round for round, _ in self.orders), default=0)
+        for name, ((round, client), reply) in list(self.withheld.items()):
             if (round, client) in self.late and now > round:
                 self._replies[name] = reply
-                del self.held[name]
+                del self.withheld[name]
         return super().pull_messages(names)
 
 
@@ -92,7 +92,7 @@ def drawn(kind, round):
     """Who is asked in a round without over-sampling."""
     subject = federation(kind, oversample=1.0)
     subject.run()
-    return [name for asked, name in subject.trained if asked == round]
+    return [name for asked_round, name in subject.trained if asked_round == round]
 
 
 @KINDS
@@ -103,8 +103,10 @@ def test_the_first_replies_make_the_round_and_the_late_one_is_named(kind):
     (spare,) = set(records[0].sampled) - set(counted)
     assert sorted(records[0].replies) == sorted([counted[1], spare])
     assert (counted[0], False, "the first 2 replies made the round") in late_of(records[0])
-    came = [name for record in records[1:] for name, came, _ in late_of(record) if came and name == counted[0]]
-    assert came, "the reply itself is entered when it comes"
+    late_names = [
+        name for record in records[1:] for name, arrived, _ in late_of(record) if arrived and name == counted[0]
+    ]
+    assert late_names, "the reply itself is entered when it comes"
     assert (1, counted[0]) in subject.trained, "it did the work"
     assert FAKES[kind][1](strategy.progress.server, subject.states(strategy), closed=True)
     assert not [entry for record in records for entry in record.ledger if entry.status in ("refused", "missing")]
@@ -119,7 +121,7 @@ def test_without_late_clients_it_is_the_run_without_oversampling(kind):
     assert dict(strategy.report.digests) == dict(plain.report.digests)
     spare = [entry for record in records[:-1] for entry in late_of(record)]
     assert spare
-    assert all(came for _, came, _ in spare), "asked, answered, and refused by name"
+    assert all(arrived for _, arrived, _ in spare), "asked, answered, and refused by name"
 
 
 def test_in_process_nobody_is_asked_in_vain():
@@ -231,9 +233,9 @@ def test_killed_after_the_record_the_same_replies_count(name, tmp_path):
         return Digits(None, rounds=5, clients=5, directory=tmp_path / where, name=name)
 
     def store(where, at=0):
-        made = KilledAfter(tmp_path / where / "server", subject("scratch").method.server_state)
-        made.at = at
-        return made
+        killed_store = KilledAfter(tmp_path / where / "server", subject("scratch").method.server_state)
+        killed_store.at = at
+        return killed_store
 
     _, records, _ = run(subject("first"))
     round = next(r.round for r in records if len(r.sampled) == 3 and r.round > 1)

@@ -52,9 +52,9 @@ def test_who_trains_is_drawn_from_the_roster_and_not_from_who_is_online(per_roun
     def go_away(self, *before):
         looks.append(1)
         if len(looks) == 2:
-            subject.held = subject.nodes.pop(101)
+            subject.absent = subject.nodes.pop(101)
         if len(looks) == 3:
-            subject.nodes[101] = subject.held
+            subject.nodes[101] = subject.absent
         refresh(self, *before)
 
     monkeypatch.setattr(Contact, "refresh", go_away)

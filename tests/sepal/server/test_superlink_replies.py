@@ -27,7 +27,7 @@ class Client:
     """
 
     def __init__(self, broken=(), refuses_together=False, lost=()):
-        self.replies, self.objects, self.asked, self.confirmed, self.pushed = {}, {}, [], [], []
+        self.replies, self.objects, self.questions, self.confirmed, self.pushed = {}, {}, [], [], []
         self.broken, self.refuses_together, self.lost, self.gone = set(broken), refuses_together, set(lost), set()
 
     def PushMessages(self, request):
@@ -38,37 +38,37 @@ class Client:
             self.reply(proto.metadata.dst_node_id, tree.object_id)
         return SimpleNamespace(message_ids=names, session_id="s", objects_to_push=[])
 
-    def reply(self, node, asked):
+    def reply(self, node, message_id):
         order = Message(RecordDict(), dst_node_id=node, message_type="train")
-        set_message_id(order, asked)
+        set_message_id(order, message_id)
         message = Message(RecordDict({"x": ConfigRecord({"node": node})}), reply_to=order)
         set_message_id(message, message.object_id)
         parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
         if node in self.broken:
             parts = dict.fromkeys(parts, b"ConfigRecord  1\x00?")
         self.objects |= parts
-        self.replies[asked] = message_to_proto(remove_content_from_message(message)), get_object_tree(message)
+        self.replies[message_id] = message_to_proto(remove_content_from_message(message)), get_object_tree(message)
 
     def PushObject(self, request):
         raise AssertionError("none was asked for")
 
     def PullMessages(self, request):
         names = list(request.message_ids)
-        self.asked.append(names)
+        self.questions.append(names)
         if self.refuses_together and len(names) > 1:
             raise RuntimeError("500")
-        found = [self.replies.pop(name) for name in names if name in self.replies]
-        found += [self.unavailable(name) for name in names if name in self.gone]
-        if len(self.asked) - 1 in self.lost:
+        replies = [self.replies.pop(name) for name in names if name in self.replies]
+        replies += [self.unavailable(name) for name in names if name in self.gone]
+        if len(self.questions) - 1 in self.lost:
             self.gone |= set(names)
             raise ConnectionError("the answer is lost")
-        messages, trees = zip(*found, strict=True) if found else ((), ())
+        messages, trees = zip(*replies, strict=True) if replies else ((), ())
         return http_grid.PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
 
-    def unavailable(self, asked):
+    def unavailable(self, message_id):
         """What a SuperLink says of a message that it has deleted."""
         order = Message(RecordDict(), dst_node_id=1, message_type="train")
-        set_message_id(order, asked)
+        set_message_id(order, message_id)
         message = Message(Error(3, "gone"), reply_to=order)
         set_message_id(message, message.object_id)
         self.objects |= {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
@@ -104,7 +104,7 @@ def test_the_superlink_is_asked_once_for_the_replies_of_all_nodes():
     client = Client()
     got, missing = deliver(client, 5, 6, 7, 8, 9, 10, 11)
     assert (got, missing) == ({node: node for node in range(5, 12)}, {})
-    assert [len(names) for names in client.asked] == [1, 2, 4], "the waves in which messages are pushed"
+    assert [len(names) for names in client.questions] == [1, 2, 4], "the waves in which messages are pushed"
     assert len(client.confirmed) == 7
 
 
@@ -116,7 +116,7 @@ def test_a_superlink_is_asked_about_a_few_dozen_messages_at_a_time():
     for number, name in enumerate(names):
         client.reply(number, name)
     assert [len(batch) for batch, _ in exchange._looks(names)] == [1] * len(names)
-    assert [len(asked) for asked in client.asked] == [TOGETHER, TOGETHER, 1]
+    assert [len(question) for question in client.questions] == [TOGETHER, TOGETHER, 1]
 
 
 def test_nodes_whose_replies_were_lost_with_an_answer_are_asked_again_once():
@@ -145,7 +145,7 @@ def test_where_one_reply_breaks_the_question_for_all_each_is_asked_for_alone():
     client = Client(refuses_together=True)
     got, missing = deliver(client, 5, 6, 7)
     assert (got, missing) == ({5: 5, 6: 6, 7: 7}, {})
-    assert [len(names) for names in client.asked] == [1, 2, 1, 1]
+    assert [len(names) for names in client.questions] == [1, 2, 1, 1]
 
 
 def test_the_grid_keeps_its_own_client():

@@ -58,8 +58,8 @@ def test_uploads_come_in_name_order_and_are_decoded_once_as_long_as_they_fit(lim
         uploads.check(name, contents[name])
         uploads.accept(name)
     for _ in range(2):
-        found = [(upload.client.name, upload.payload.tensors["w"].dense().tolist()) for upload in uploads]
-        assert found == [(name, [0, ord(name), 0, ord(name)]) for name in NAMES]
+        decoded = [(upload.client.name, upload.payload.tensors["w"].dense().tolist()) for upload in uploads]
+        assert decoded == [(name, [0, ord(name), 0, ord(name)]) for name in NAMES]
     assert len(uploads) == 3
     assert (len(calls), begun.algorithm.composed) == (decodings, compositions)
 

@@ -32,12 +32,12 @@ def test_what_was_written_is_read_and_by_safetensors_too(tmp_path):
     write_tensors(path, ARRAYS, '{"a": "\\u00e9"}')
     back, text = read_tensors(path)
     assert json.loads(text) == {"a": "é"}
-    for found in (back, load_file(path)):
-        assert set(found) == set(ARRAYS)
+    for loaded in (back, load_file(path)):
+        assert set(loaded) == set(ARRAYS)
         for name, array in ARRAYS.items():
-            assert found[name].dtype == array.dtype.newbyteorder("=")
-            assert found[name].shape == array.shape
-            assert np.array_equal(found[name], array)
+            assert loaded[name].dtype == array.dtype.newbyteorder("=")
+            assert loaded[name].shape == array.shape
+            assert np.array_equal(loaded[name], array)
 
 
 @given(
@@ -45,14 +45,14 @@ def test_what_was_written_is_read_and_by_safetensors_too(tmp_path):
         st.text(max_size=9),
         hnp.arrays(st.sampled_from(KINDS), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)),
         max_size=5,
-    ).filter(lambda found: "__metadata__" not in found),
+    ).filter(lambda metadata: "__metadata__" not in metadata),
     st.dictionaries(st.text(max_size=9), st.text(max_size=30), max_size=2).map(json.dumps),
 )
 def test_any_arrays_come_back(tmp_path_factory, arrays, text):
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     write_tensors(path, arrays, text, sync=False)
-    back, found = read_tensors(path)
-    assert found == text
+    back, metadata = read_tensors(path)
+    assert metadata == text
     assert {n: (a.dtype, a.shape, a.tobytes()) for n, a in back.items()} == {
         n: (a.dtype, a.shape, a.tobytes()) for n, a in arrays.items()
     }
@@ -63,8 +63,8 @@ def test_every_byte_counts(tmp_path):
     path = tmp_path / "x.safetensors"
     write_tensors(path, {"w": np.arange(3, dtype=np.float32)}, '{"a": 1}')
     whole = path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         with pytest.raises(DamagedError):
             read_tensors(path)
     for size in (0, 7, 8, 40, len(whole) - 1):

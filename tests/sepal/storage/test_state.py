@@ -129,7 +129,7 @@ Alias = TypeAliasType("Alias", np.ndarray[tuple[Any, ...], np.dtype[Scalar]], ty
 @dataclass(frozen=True)
 class Aliased:
     array: Alias[np.float32]
-    each: Mapping[str, Alias[np.uint8]]
+    by_name: Mapping[str, Alias[np.uint8]]
     maybe: Alias[np.float32] | None = None
 
 
@@ -138,7 +138,7 @@ def test_an_array_under_a_type_alias_comes_back():
     value = Aliased(np.ones(2, np.float32), {"a": np.zeros(3, np.uint8)}, np.ones(1, np.float32))
     back = stored(value)
     np.testing.assert_array_equal(back.array, value.array)
-    np.testing.assert_array_equal(back.each["a"], value.each["a"])
+    np.testing.assert_array_equal(back.by_name["a"], value.by_name["a"])
     np.testing.assert_array_equal(back.maybe, value.maybe)
 
 
@@ -150,10 +150,10 @@ def test_a_sparse_tensor_comes_back_as_one():
 
 
 def test_keys_with_slashes_do_not_share_a_place():
-    one, two = np.zeros(2, np.float32), np.ones(3, np.float32)
-    arrays, _ = flatten({"a/b": one, "a": {"b": two}})
+    first, second = np.zeros(2, np.float32), np.ones(3, np.float32)
+    arrays, _ = flatten({"a/b": first, "a": {"b": second}})
     assert sorted(array.size for array in arrays.values()) == [2, 3]
-    arrays, _ = flatten({"a~1b": one, "a/b": two})
+    arrays, _ = flatten({"a~1b": first, "a/b": second})
     assert len(arrays) == 2
 
 
@@ -177,7 +177,7 @@ def test_a_whole_number_digests_the_same_whether_int_or_float():
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [
         {"b": np.zeros(2, np.float32)},
         {"a": np.zeros(2, np.float64)},
@@ -189,8 +189,8 @@ def test_a_whole_number_digests_the_same_whether_int_or_float():
     ],
     ids=["name", "dtype", "shape", "value", "sign of zero", "missing", "empty array more"],
 )
-def test_a_digest_sees(other):
-    assert digest_arrays({"a": np.zeros(2, np.float32)}) != digest_arrays(other)
+def test_a_digest_sees(changed):
+    assert digest_arrays({"a": np.zeros(2, np.float32)}) != digest_arrays(changed)
 
 
 def test_the_digest_is_pinned():
@@ -229,7 +229,7 @@ def damaged(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "place"),
+    ("changes", "key"),
     [
         ({"number": "x"}, "State/number"),
         ({"number": True}, "State/number"),
@@ -255,11 +255,11 @@ def damaged(**changes):
         ({"surplus": 1}, "State"),
     ],
 )
-def test_refuses_to_restore(changes, place):
+def test_refuses_to_restore(changes, key):
     arrays, structure = damaged(**changes)
     with pytest.raises(StateError) as caught:
         restore(State, arrays, structure)
-    assert caught.value.key == place
+    assert caught.value.key == key
 
 
 def test_refuses_a_state_of_another_type():

@@ -54,12 +54,12 @@ def outlive(lifeline):
 
 def test_a_run_ends_when_the_process_that_started_it_ends():
     """Which closes the pipe, whatever it dies of."""
-    ours, theirs = Pipe()
-    process = processes.start(outlive, theirs)
-    theirs.close()
+    lifeline, child_end = Pipe()
+    process = processes.start(outlive, child_end)
+    child_end.close()
     process.join(1)
     assert process.is_alive()
-    ours.close()
+    lifeline.close()
     process.join(60)
     assert process.exitcode == 1
 

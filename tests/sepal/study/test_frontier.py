@@ -17,19 +17,19 @@ RMSE = Measure("rmse", "mmol/l", higher=False)
 
 
 def entry(label, megabytes, *values, curve=()):
-    return FrontierEntry(label, megabytes, dict(enumerate(values)), [Step(*each) for each in curve])
+    return FrontierEntry(label, megabytes, dict(enumerate(values)), [Step(*step) for step in curve])
 
 
-def on(*found, measure=None):
-    places = frontier(found, measure) if measure else frontier(found)
-    return [place.entry.label for place in places if place.frontier]
+def on(*entries, measure=None):
+    places = frontier(entries, measure) if measure else frontier(entries)
+    return [point.entry.label for point in places if point.frontier]
 
 
 def test_on_the_frontier_is_who_is_beaten_by_no_other():
     """b costs more than a for less; d costs what c does for less; e has no more than c for more MB."""
-    found = [entry("e", 9, 0.8), entry("d", 4, 0.7), entry("c", 4, 0.8), entry("b", 2, 0.3), entry("a", 1, 0.5)]
-    assert on(*found) == ["a", "c"]
-    assert [place.entry.label for place in frontier(found)] == ["a", "b", "c", "d", "e"], "by MB, the best first"
+    entries = [entry("e", 9, 0.8), entry("d", 4, 0.7), entry("c", 4, 0.8), entry("b", 2, 0.3), entry("a", 1, 0.5)]
+    assert on(*entries) == ["a", "c"]
+    assert [point.entry.label for point in frontier(entries)] == ["a", "b", "c", "d", "e"], "by MB, the best first"
 
 
 def test_equals_share_the_frontier():
@@ -37,16 +37,16 @@ def test_equals_share_the_frontier():
 
 
 def test_of_an_error_the_lower_is_better():
-    found = entry("a", 1, 5.0), entry("b", 2, 6.0), entry("c", 3, 4.0)
-    assert on(*found, measure=RMSE) == ["a", "c"]
-    assert on(*found) == ["a", "b"]
+    entries = entry("a", 1, 5.0), entry("b", 2, 6.0), entry("c", 3, 4.0)
+    assert on(*entries, measure=RMSE) == ["a", "c"]
+    assert on(*entries) == ["a", "b"]
 
 
 def test_a_place_is_within_the_noise_if_the_interval_over_seeds_of_its_lead_has_0():
     """Leads of .01, .02, .03: mean .02, half-width 4.303 × .01 / √3 = .0248, so 0 is in it. Of .02 each: 0."""
     local, noisy = entry("local", 0, 0.50, 0.60, 0.70), entry("fedpse", 1, 0.51, 0.62, 0.73)
     clear = entry("ft", 2, 0.53, 0.64, 0.75)
-    rivals = {place.entry.label: place.rival for place in frontier([local, noisy, clear])}
+    rivals = {point.entry.label: point.rival for point in frontier([local, noisy, clear])}
     assert rivals == {"local": "", "fedpse": "local", "ft": ""}
     words = on_frontier(frontier([local, noisy, clear]))
     assert words == (
@@ -58,19 +58,21 @@ def test_a_place_is_within_the_noise_if_the_interval_over_seeds_of_its_lead_has_
     apart = on_frontier(frontier([local, entry("ft", 2, 0.53, 0.64, 0.75)]))
     assert apart == "Best for their bytes: local (0 MB), ft (2.00 MB). The difference between them is clear."
     assert on_frontier(frontier([entry("a", 0, 0.9, 0.9, 0.9), local])) == "Best for its bytes: a (0 MB)."
-    swapped = [entry(each.label, each.megabytes, *(-v for v in each.by_seed.values())) for each in (local, noisy)]
+    swapped = [
+        entry(variant.label, variant.megabytes, *(-v for v in variant.by_seed.values())) for variant in (local, noisy)
+    ]
     dear = entry("dear", 3, 0.51, 0.62, 0.74)  # .001 above fedpse, and off the frontier
     assert frontier([local, noisy, clear, dear])[-1].rival == ""
-    error = {place.entry.label: place.rival for place in frontier(swapped, RMSE)}
+    error = {point.entry.label: point.rival for point in frontier(swapped, RMSE)}
     assert error == {"local": "", "fedpse": "local"}
 
 
 @pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is too few"), (2, "2 seeds are too few"), (3, None)])
 def test_with_fewer_than_three_seeds_the_sentence_says_so_and_nothing_of_noise(seeds, words):
     places = frontier([entry("local", 0, *[0.5] * seeds), entry("a", 1, *[0.6, 0.4, 0.6][:seeds])])
-    said = on_frontier(places)
-    assert (words in said) if words else ("too few" not in said)
-    assert ("within noise" in said) == (seeds == 3)
+    sentence = on_frontier(places)
+    assert (words in sentence) if words else ("too few" not in sentence)
+    assert ("within noise" in sentence) == (seeds == 3)
     assert on_frontier(places[:1]) == ""
 
 
@@ -102,21 +104,21 @@ def test_a_point_of_a_metric_that_is_no_share_is_one_per_cent_of_the_yardstick()
 def test_a_mean_curve_takes_the_last_of_a_seed_that_has_stopped():
     """Seed 0 ends after two rounds with 2 MB and .4; the other goes on. Before both have a point there is none."""
     first = [CurvePoint(2, 1, 1.0, 0.0, 0.2, 0.0), CurvePoint(2, 2, 2.0, 0.0, 0.4, 0.0)]
-    other = [
+    second = [
         CurvePoint(1, 0, 0.0, 0.0, 0.1, 0.0),
         CurvePoint(2, 1, 3.0, 0.0, 0.4, 0.0),
         CurvePoint(4, 4, 8.0, 0.0, 0.8, 0.0),
     ]
-    steps = [pytest.approx(each) for each in [(1, 2.0, 0.3), (2, 2.5, 0.4), (4, 5.0, 0.6)]]
-    assert list(mean_curve([first, other, []])) == steps
+    steps = [pytest.approx(expected) for expected in [(1, 2.0, 0.3), (2, 2.5, 0.4), (4, 5.0, 0.6)]]
+    assert list(mean_curve([first, second, []])) == steps
 
 
 def test_the_yardstick_is_the_variant_named_fedavg_ft_or_else_the_best(tmp_path):
     ends = {"fedavg-ft": 0.8, "small": 0.9, "large": 0.7}
     for label, end in ends.items():
         write_run(tmp_path / label, method="fedavg-ft", closing=[end] * 3)
-    for labels, found in ((list(ends), "fedavg-ft"), (["large", "small"], "small")):
+    for labels, yardstick in ((list(ends), "fedavg-ft"), (["large", "small"], "small")):
         rows = [{"name": label, "label": label, "cell": ""} for label in labels]
         index = {"title": "t", "view": "trained", "target": None, "runs": rows}
         (tmp_path / "comparison.json").write_text(json.dumps(index))
-        assert close_to(read_comparison([str(tmp_path)]).variants("")).label == found
+        assert close_to(read_comparison([str(tmp_path)]).variants("")).label == yardstick

@@ -78,11 +78,11 @@ def test_a_regression_that_is_no_better_than_the_mean_is_warned_of(mean, warned,
         assert words.startswith(
             f"rmse {mean:.4g} mmHg (kept) is not below 2 mmHg, that of always predicting the mean of"
         )
-    other = {**summary, "metric": {"name": "mae", "unit": "", "higher": False}}
+    by_mae = {**summary, "metric": {"name": "mae", "unit": "", "higher": False}}
     (tmp_path / "summary.json").unlink()
-    note(tmp_path, other, assembly)
+    note(tmp_path, by_mae, assembly)
     assert not (tmp_path / "summary.json").exists()
-    assert not warning([other], "kept", 0.2)
+    assert not warning([by_mae], "kept", 0.2)
 
 
 def test_show_and_reports_say_it_of_a_run_that_has_ended(tmp_path):

@@ -181,7 +181,7 @@ def bent(tmp_path, monkeypatch):
     ],
 )
 def test_a_method_that_breaks_a_rule_fails_its_check(name, check, words):
-    assert check in {each.check for each in CHECKS}
+    assert check in {listed_check.check for listed_check in CHECKS}
     with pytest.raises(CheckError if words else Exception, match=words or None):
         check(Case(name, {"method": f"bent_methods:{name}"}))
 
@@ -217,6 +217,6 @@ def test_a_reason_that_several_checks_have_is_said_once_with_all_of_them():
     (reason,) = [line for line in done.stdout.splitlines() if line.startswith("BAD")]
     assert re.fullmatch(r"BAD  ValueError: no such layer \(bent_methods.py:\d+ in adapt\)", reason)
     concerned = [line[5:] for line in done.stdout.splitlines() if line.startswith("     ")]
-    held = [line[5:] for line in done.stdout.splitlines() if line.startswith("ok")]
-    assert held == [CHECKS[0].words]
+    passed = [line[5:] for line in done.stdout.splitlines() if line.startswith("ok")]
+    assert passed == [CHECKS[0].words]
     assert concerned == [check.words for check in CHECKS[1:]]

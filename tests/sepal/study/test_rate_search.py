@@ -45,13 +45,13 @@ def trials(monkeypatch):
 
 def test_the_best_of_rates_around_the_calibrated_one_is_chosen_by_validation_data(trials):
     tried, _ = trials
-    found = searched_rate({**KEYS, "lr": "search", "rounds": 40})
-    assert found.lr == LOWER
+    result = searched_rate({**KEYS, "lr": "search", "rounds": 40})
+    assert result.lr == LOWER
     rates = [two_digits(CALIBRATED * 4.0**power) for power in (-2, -1, 0, 1, 2)]
     assert sorted(flat["lr"] for flat in tried) == rates
     assert {(flat["rounds"], flat.get("seed", 0), flat["on-divergence"]) for flat in tried} == {(10, 0, "stop")}
     begin = f"lr = {LOWER:g}: searched in 10 rounds, accuracy on validation data: {rates[0]:g}: "
-    assert found.note.startswith(begin)
+    assert result.note.startswith(begin)
 
 
 @pytest.mark.parametrize(("best", "edge"), [(1e-4, min), (1e5, max)])

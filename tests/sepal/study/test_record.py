@@ -23,9 +23,9 @@ def test_a_record_has_what_pages_need_and_its_run_gives_the_same_weights_again(t
     assert row.spent[1] * 1e6 == pytest.approx(sent + row.closing * 1e6, abs=20)
     assert sorted(row.clients["novel"]) == [False, False, True]
     assert {"received", "trained", "kept", "trained-shift-100"} <= row.clients.keys()
-    ours = row.of_clients("trained")
-    assert list(ours) == row.participants
-    assert sum(ours.values()) / 2 == pytest.approx(row.accuracy["trained"]["mean"], abs=1e-4)
+    by_client = row.of_clients("trained")
+    assert list(by_client) == row.participants
+    assert sum(by_client.values()) / 2 == pytest.approx(row.accuracy["trained"]["mean"], abs=1e-4)
     assert len(row.of_clients("received", novel=True)) == 1
     assert row.curve["round"] == [1, 2, 3]
     assert min(row.seconds, row.cpu_seconds) >= 0

@@ -117,9 +117,9 @@ def test_a_served_run_has_an_absolute_directory_by_option_by_key_or_by_default(t
 def test_a_served_runs_directory_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert gather_to_serve(None, ["out=5"], None, None)["out"] == str(tmp_path / "5"), "a text, as typed"
-    for given in (["out=~nobody-here/x"], []):
+    for settings in (["out=~nobody-here/x"], []):
         with pytest.raises(ConfigError, match="out: expected a directory, got ~nobody-here/x"):
-            gather_to_serve(None, given, None, None if given else "~nobody-here/x")
+            gather_to_serve(None, settings, None, None if settings else "~nobody-here/x")
 
 
 def test_a_served_run_that_was_moved_is_continued_where_it_is(tmp_path, monkeypatch):

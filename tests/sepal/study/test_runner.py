@@ -37,7 +37,7 @@ def test_what_is_needed_is_asked_again_and_each_is_run_once(threads):
 
 def test_a_limit_of_hours_or_of_runs_ends_it(threads):
     assert list(records(lambda: [1, 2], row, jobs=1, hours=0)) == []
-    assert [one.rounds for one in records(lambda: [1, 2, 3], row, jobs=1, hours=1, most=2)] == [1, 2]
+    assert [record.rounds for record in records(lambda: [1, 2, 3], row, jobs=1, hours=1, most=2)] == [1, 2]
 
 
 def test_a_run_that_fails_has_no_record_and_stops_nothing(threads):
@@ -46,7 +46,7 @@ def test_a_run_that_fails_has_no_record_and_stops_nothing(threads):
             raise MemoryError
         return row(number)
 
-    assert [one.rounds for one in records(lambda: [1, 2, 3], make, jobs=1, hours=1)] == [1, 3]
+    assert [record.rounds for record in records(lambda: [1, 2, 3], make, jobs=1, hours=1)] == [1, 3]
 
 
 def dies(number):
@@ -57,8 +57,8 @@ def dies(number):
 
 
 def test_a_killed_worker_costs_its_run_and_not_the_rest(caplog):
-    found = list(records(lambda: [1, 2, 3], dies, jobs=1, hours=1, environment={"SEPAL_TEST_VARIABLE": "set"}))
-    assert [one.rounds for one in found] == [1, 3]
-    assert {one.labels["variable"] for one in found} == {"set"}
+    finished = list(records(lambda: [1, 2, 3], dies, jobs=1, hours=1, environment={"SEPAL_TEST_VARIABLE": "set"}))
+    assert [record.rounds for record in finished] == [1, 3]
+    assert {record.labels["variable"] for record in finished} == {"set"}
     assert "SEPAL_TEST_VARIABLE" not in os.environ
     assert "set aside: 2" in caplog.text

@@ -15,16 +15,16 @@ def test_the_best_is_chosen_the_first_in_a_tie_or_the_least_in_an_order():
 
 
 def test_what_is_close_to_the_best_may_be_preferred():
-    def close(best, one):
-        return VALUES[one] >= VALUES[best] - 0.02
+    def close(best, candidate):
+        return VALUES[candidate] >= VALUES[best] - 0.02
 
     assert choose(list(VALUES), VALUES.get, lambda rate: -rate, close) == 0.8
     assert choose(list(VALUES), VALUES.get, lambda rate: rate, close) == 0.2
 
 
-@pytest.mark.parametrize(("value", "found"), [(0.1, 0.05), (0.8, 1.6), (0.2, None)])
-def test_beyond_an_end_the_grid_goes_on_with_its_last_step(value, found):
-    assert beyond(value, sorted(VALUES)) == found
+@pytest.mark.parametrize(("value", "expected"), [(0.1, 0.05), (0.8, 1.6), (0.2, None)])
+def test_beyond_an_end_the_grid_goes_on_with_its_last_step(value, expected):
+    assert beyond(value, sorted(VALUES)) == expected
 
 
 def test_beyond_zero_there_is_nothing():

@@ -22,9 +22,9 @@ def test_an_estimate_is_the_mean_over_seeds_of_means_over_clients():
 def test_an_interval_over_seeds_by_hand():
     # Means by seed .3, .5, .7: mean .5, SD .2, error .2/√3 = .11547; t(.975, 2) = 4.302653: ± .496828. t = 4.330127 has
     # p = 1 - t/√(t² + 2) = .049414.
-    found = interval(np.array([[0.2, 0.4, NAN], [0.4, 0.6, 0.5], [NAN, 0.7, 0.7]]), "seeds")
-    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.003172, 0.996828), abs=1e-6)
-    assert found.p == pytest.approx(0.049414, abs=1e-6)
+    result = interval(np.array([[0.2, 0.4, NAN], [0.4, 0.6, 0.5], [NAN, 0.7, 0.7]]), "seeds")
+    assert (result.mean, result.low, result.high) == pytest.approx((0.5, 0.003172, 0.996828), abs=1e-6)
+    assert result.p == pytest.approx(0.049414, abs=1e-6)
 
 
 def test_an_interval_over_seeds_and_people_by_hand():
@@ -32,17 +32,17 @@ def test_an_interval_over_seeds_and_people_by_hand():
     # Seeds' means are .4333333 and .5666667: variance (.1333333²/2)/2 = .0044444. Sum .0177778, error .1333333;
     # Satterthwaite: .0177778² / (.0133333²/2 + .0044444²/1) = 16²/(12²/2 + 4²) = 256/88 = 2.9090909 degrees of freedom.
     # t(.975, 2.909091) = 3.23945, times .1333333: ± .43193. t = .5 / .1333333 = 3.75.
-    found = interval(np.array([[0.2, 0.5, 0.6, NAN], [0.4, 0.5, 0.8, NAN]]), "both")
+    result = interval(np.array([[0.2, 0.5, 0.6, NAN], [0.4, 0.5, 0.8, NAN]]), "both")
     half = stats.t.ppf(0.975, 256 / 88) * 2 / 15
-    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half), abs=1e-9)
+    assert (result.mean, result.low, result.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half), abs=1e-9)
     assert half == pytest.approx(0.43193, abs=1e-5)
-    assert found.p == pytest.approx(2 * stats.t.sf(3.75, 256 / 88), abs=1e-9)
+    assert result.p == pytest.approx(2 * stats.t.sf(3.75, 256 / 88), abs=1e-9)
 
 
 @pytest.mark.parametrize("over", ["seeds", "clients", "both"])
 def test_what_does_not_vary_has_an_interval_of_no_width(over):
-    found = interval(np.full((5, 8), 0.25), over)
-    assert (found.mean, found.low, found.high, found.p) == (0.25, 0.25, 0.25, 0.0)
+    result = interval(np.full((5, 8), 0.25), over)
+    assert (result.mean, result.low, result.high, result.p) == (0.25, 0.25, 0.25, 0.0)
     # No difference, but for rounding
     values = np.random.default_rng(1).normal(0, 1e-17, (5, 8)) + 1e-17
     assert interval(values, over).p == 1.0
@@ -67,9 +67,9 @@ def test_without_a_difference_at_most_seven_per_cent_of_tests_find_one(
     rng, count = np.random.default_rng(37), 2000
     common = rng.normal(0, 0.01 * of_seeds, (count, seeds, 1)) + rng.normal(0, 0.01 * of_people, (count, 1, clients))
     over = "both" if same else "seeds"
-    found = [interval(values, over) for values in common + rng.normal(0, 0.02, (count, seeds, clients))]
-    assert least <= sum(each.p < LEVEL for each in found) / count <= 0.07
-    assert all((each.p < LEVEL) == (each.low > 0 or each.high < 0) for each in found)
+    results = [interval(values, over) for values in common + rng.normal(0, 0.02, (count, seeds, clients))]
+    assert least <= sum(result.p < LEVEL for result in results) / count <= 0.07
+    assert all((result.p < LEVEL) == (result.low > 0 or result.high < 0) for result in results)
 
 
 def test_the_text_of_an_interval():
@@ -93,5 +93,5 @@ def test_holm_by_hand():
 
 
 def test_a_matrix_has_nan_where_a_client_is_missing():
-    found = matrix({0: {"a": 0.1}, 1: {"a": 0.2, "b": 0.3}}, [0, 1], ["a", "b"])
-    np.testing.assert_array_equal(found, [[0.1, NAN], [0.2, 0.3]])
+    values = matrix({0: {"a": 0.1}, 1: {"a": 0.2, "b": 0.3}}, [0, 1], ["a", "b"])
+    np.testing.assert_array_equal(values, [[0.1, NAN], [0.2, 0.3]])

@@ -16,8 +16,8 @@ def test_har_cnn_by_hand():
     conv1: 124 positions × (9·32·5 = 1,440) = 178,560, twice. conv2: 27 × (32·64·5 = 10,240) = 276,480, thrice.
     fc1: 384·64 = 24,576, thrice. fc2: 64·6 = 384, thrice. Biases, ReLU and pooling are not counted.
     """
-    found = multiply_adds(models.build("har-cnn", (9, 128), 6), torch.zeros(1, 9, 128))
-    assert dict(found) == {
+    counts = multiply_adds(models.build("har-cnn", (9, 128), 6), torch.zeros(1, 9, 128))
+    assert dict(counts) == {
         "conv1.weight": 2 * 178_560,
         "conv2.weight": 3 * 276_480,
         "fc1.weight": 3 * 24_576,
@@ -59,11 +59,11 @@ def test_gradients_that_a_method_still_reads_survive_the_count():
     """FedDST and DM-PFL regrow by gradients: what the counter's own backward pass adds would move masks."""
     module = nn.Linear(3, 2)
     module(torch.tensor([[1.0, 2.0, 3.0]])).square().sum().backward()
-    held = module.weight.grad
-    before = held.clone()
+    gradient = module.weight.grad
+    before = gradient.clone()
     multiply_adds(module, torch.ones(1, 3))
-    assert module.weight.grad is held
-    assert torch.equal(held, before)
+    assert module.weight.grad is gradient
+    assert torch.equal(gradient, before)
 
 
 def test_a_frozen_body_has_no_backward_pass():

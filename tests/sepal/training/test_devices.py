@@ -19,11 +19,11 @@ from sepal.training.devices import be_deterministic, choose_device, device_memor
 
 def machine(monkeypatch, kind=None, count=0):
     """Let torch find ``count`` accelerators."""
-    found = torch.device(kind) if kind else None
+    device = torch.device(kind) if kind else None
     fake = SimpleNamespace(
-        current_accelerator=lambda check_available=False: found,
+        current_accelerator=lambda check_available=False: device,
         device_count=lambda: count,
-        is_available=lambda: found is not None,
+        is_available=lambda: device is not None,
     )
     monkeypatch.setattr(torch, "accelerator", fake)
 
@@ -60,18 +60,18 @@ def test_workers_use_the_accelerators_in_turn(monkeypatch):
 
 def test_each_worker_of_a_run_gets_its_device(monkeypatch):
     machine(monkeypatch, "cuda", 4)
-    given = []
+    devices = []
 
     class Pool:
         def __init__(self, setups):
-            given.extend(setup.device for setup in setups)
+            devices.extend(setup.device for setup in setups)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "Pool", Pool)
     assembly = assemble({"dataset": "digits", "clients": 4, "gpus": "1,3", "partition.subsample": 100})
     with pytest.raises(KeyboardInterrupt):
         run.run_in_process(assembly, workers=3)
-    assert given == ["cuda:1", "cuda:3", "cuda:1"]
+    assert devices == ["cuda:1", "cuda:3", "cuda:1"]
 
 
 def test_a_nodes_own_device_may_have_a_number():

@@ -178,18 +178,18 @@ def test_what_only_training_shows_is_refused_after_the_first_step(layer):
 
 def ran(flat, directory, workers=1):
     """Run three clients with the networks of ``workers`` workers; return the strategy and a client's newest states."""
-    made = assemble(flat)
-    clients = [Clients(made, directory / str(number), limit=0) for number in range(workers)]
-    strategy = SepalStrategy(made.method, made.task, agreed=made.agreed, settle=0.0)
+    assembly = assemble(flat)
+    clients = [Clients(assembly, directory / str(number), limit=0) for number in range(workers)]
+    strategy = SepalStrategy(assembly.method, assembly.task, agreed=assembly.agreed, settle=0.0)
     nodes = {number + 1: partial(clients[number % workers].answer, number) for number in range(3)}
     strategy.start(InProcessGrid(nodes))
-    for each in clients:
-        each.flush()
+    for client in clients:
+        client.flush()
 
     def newest(number):
-        place = directory / str(number % workers) / strategy.progress.run / f"client-{number:05}"
+        client_directory = directory / str(number % workers) / strategy.progress.run / f"client-{number:05}"
         name = strategy.progress.versions[f"client-{number:05}"]
-        return DiskStateStore(place, made.method.client_state).load(name)
+        return DiskStateStore(client_directory, assembly.method.client_state).load(name)
 
     return strategy, newest
 
@@ -266,6 +266,6 @@ def test_with_every_method_clients_share_only_what_they_exchange(method, model, 
         strategy, _ = ran(flat, tmp_path / "one")
     except ModelError:
         return  # a method that changes layers one by one refuses some
-    other, _ = ran(flat, tmp_path / "three", 3)
-    assert strategy.report.digests == other.report.digests
-    assert strategy.report.accuracy == other.report.accuracy
+    again, _ = ran(flat, tmp_path / "three", 3)
+    assert strategy.report.digests == again.report.digests
+    assert strategy.report.accuracy == again.report.accuracy

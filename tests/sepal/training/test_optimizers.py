@@ -56,10 +56,10 @@ def test_two_learning_rates_in_one_call():
 def test_a_group_has_momentum_and_weight_decay_of_its_own():
     module = make()
     groups = [ParameterGroup([module[0].weight], momentum=0.5, weight_decay=0.1), ParameterGroup([module[0].bias])]
-    made = make_optimizer(RunConfig(optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=0.01), groups, 1)
-    assert [(g["momentum"], g["weight_decay"]) for g in made.param_groups] == [(0.5, 0.1), (0.9, 0.01)]
-    made = make_optimizer(RunConfig(optimizer="adam", lr=0.1), groups, 1)
-    assert [g["weight_decay"] for g in made.param_groups] == [0.1, 0.0]
+    optimizer = make_optimizer(RunConfig(optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=0.01), groups, 1)
+    assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.5, 0.1), (0.9, 0.01)]
+    optimizer = make_optimizer(RunConfig(optimizer="adam", lr=0.1), groups, 1)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
 
 
 def test_no_parameter_is_refused():

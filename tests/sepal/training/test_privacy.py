@@ -44,8 +44,8 @@ def test_with_noise_an_update_that_is_not_finite_is_taken_as_zero():
 
 
 def test_without_noise_the_update_is_only_clipped():
-    found = release(vector(3, 4), PrivacySettings(clip=1.0), KEY, 1)
-    assert found.noised.tobytes() == found.clipped.tobytes() == vector(0.6, 0.8).tobytes()
+    released = release(vector(3, 4), PrivacySettings(clip=1.0), KEY, 1)
+    assert released.noised.tobytes() == released.clipped.tobytes() == vector(0.6, 0.8).tobytes()
 
 
 def test_the_numbers_are_standard_normal():
@@ -85,16 +85,16 @@ def test_an_update_that_is_sent_again_has_the_same_noise():
 def test_the_difference_of_two_uploads_never_cancels_the_noise():
     """One entry changed by one bit, another round, another key, clip or multiplier: the noise is independent."""
     update = gaussian(b"u", 10_000).astype(np.float32)
-    other = update.copy()
-    other[17] = np.nextafter(other[17], np.float32(1))
+    changed = update.copy()
+    changed[17] = np.nextafter(changed[17], np.float32(1))
 
     def noise(update, settings=SETTINGS, key=KEY, round=3, request=b""):
-        found = release(update, settings, key, round, request)
-        return (found.noised - found.clipped) / (settings.noise * settings.clip)
+        released = release(update, settings, key, round, request)
+        return (released.noised - released.clipped) / (settings.noise * settings.clip)
 
     first = noise(update)
     others = [
-        noise(other),
+        noise(changed),
         noise(update, round=4),
         noise(update, key=b"l" * 32),
         noise(update, request=b"another download"),

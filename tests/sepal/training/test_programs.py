@@ -27,16 +27,16 @@ from tests.tape import Tape
 def model(*layers):
     """A maker of a model of three inputs and two outputs with fixed weights."""
 
-    def made():
+    def build():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(3, 4), *(layer() for layer in layers), nn.Linear(4, 2))
 
-    return made
+    return build
 
 
-def pair(made=make, record=None, **settings):
+def pair(builder=make, record=None, **settings):
     """A trainer that makes its steps one by one, and one with captured steps."""
-    usual = replace(work(**settings), make=made)
+    usual = replace(work(**settings), make=builder)
     return usual, replace(usual, programs=Programs(record or Tape()), networks={}, in_use={}, local={})
 
 
@@ -50,14 +50,16 @@ def fitted(trainer, hooks=None, **arguments):
 
 
 def programs_of(trainer):
-    return [each for network in trainer.networks.values() for each in network.programs.values() if each is not None]
+    return [
+        program for network in trainer.networks.values() for program in network.programs.values() if program is not None
+    ]
 
 
 def assert_close(usual, captured, **arguments):
-    (ours, cost), (theirs, other_cost) = fitted(usual, **arguments), fitted(captured, **arguments)
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        np.testing.assert_allclose(theirs[name], value, rtol=0, atol=2e-6, err_msg=name)
+    (usual_weights, cost), (captured_weights, other_cost) = fitted(usual, **arguments), fitted(captured, **arguments)
+    assert usual_weights.keys() == captured_weights.keys()
+    for name, value in usual_weights.items():
+        np.testing.assert_allclose(captured_weights[name], value, rtol=0, atol=2e-6, err_msg=name)
     assert {**cost, "seconds": 0} == {**other_cost, "seconds": 0}
 
 
@@ -85,7 +87,7 @@ def test_so_are_those_of_models_whose_batches_cannot_be_filled_up(layer):
 
 
 def test_so_are_those_with_class_weights_and_with_groups():
-    usual, captured = (replace(each, class_weights=torch.tensor([0.3, 2.0])) for each in pair(lr=0.2))
+    usual, captured = (replace(subject, class_weights=torch.tensor([0.3, 2.0])) for subject in pair(lr=0.2))
     assert_close(usual, captured)
     (program,) = programs_of(captured)
     assert program.shape.filled
@@ -93,9 +95,9 @@ def test_so_are_those_with_class_weights_and_with_groups():
     for trainer in (usual, captured):
         module = trainer.network().module
         groups = [ParameterGroup(list(module[0].parameters()), 0.1, 0.9), ParameterGroup(list(module[2].parameters()))]
-        trainer.found = fitted(trainer, parameters=groups)[0]
-    for name, value in usual.found.items():
-        np.testing.assert_allclose(captured.found[name], value, rtol=0, atol=2e-6)
+        trainer.weights = fitted(trainer, parameters=groups)[0]
+    for name, value in usual.weights.items():
+        np.testing.assert_allclose(captured.weights[name], value, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}])
@@ -199,7 +201,7 @@ class Reading(Drawing):
 
 
 @pytest.mark.parametrize(
-    ("made", "record", "reason"),
+    ("builder", "record", "reason"),
     [
         (make, wrong, "a replay leads to other parameters than the usual step"),
         (make, broken, "RuntimeError: operation not permitted when stream is capturing with more"),
@@ -207,18 +209,18 @@ class Reading(Drawing):
         (Reading, None, "is not permitted when a stream is capturing"),
     ],
 )
-def test_what_cannot_be_captured_trains_as_usual_to_the_bit(made, record, reason):
+def test_what_cannot_be_captured_trains_as_usual_to_the_bit(builder, record, reason):
     """It is tried once, with batches filled up and as they are."""
-    usual, captured = pair(made, record, momentum=0.5)
+    usual, captured = pair(builder, record, momentum=0.5)
     tried, begin = [], Program.begin
     for _ in range(3):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Program, "begin", lambda *arguments: (tried.append(1), begin(*arguments))[1])
-            (ours, _), (theirs, _) = fitted(usual), fitted(captured)
-        for name, value in ours.items():
-            np.testing.assert_array_equal(theirs[name], value, err_msg=name)
+            (usual_weights, _), (captured_weights, _) = fitted(usual), fitted(captured)
+        for name, value in usual_weights.items():
+            np.testing.assert_array_equal(captured_weights[name], value, err_msg=name)
     assert len(tried) == 2
-    assert all(reason in given for given in captured.programs.reasons)
+    assert all(reason in text for text in captured.programs.reasons)
     assert not programs_of(captured)
 
 
@@ -239,8 +241,8 @@ def test_what_is_not_even_tried(changes, hooks, reason):
     captured = replace(captured, **changes, x=X[:, None, None, :])
     module = captured.network("other", lambda: nn.Sequential(nn.Flatten(), make())).module
     captured.fit(module, 1, hooks)
-    (given,) = captured.programs.reasons
-    assert reason in given
+    (text,) = captured.programs.reasons
+    assert reason in text
 
 
 def test_a_module_of_no_network_is_not_captured():

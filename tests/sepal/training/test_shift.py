@@ -26,13 +26,13 @@ def test_shift_replaces_in_the_drawn_order():
     25 % replaces example 2 (right) by the first other (right): 2 stay right. 50 %: 0 (right) by a wrong one: 1.
     100 %: the others alone: 3 of 4.
     """
-    own = (torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 2, 0]))
+    examples = (torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 2, 0]))
     others = (torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2, 3]))
     shift = Shift(torch.tensor([2, 0, 3, 1]), others)
-    evaluator = Evaluator(own, own, shift=lambda: shift)
-    found = {p: evaluator(says_input, f"trained-shift-{p}") for p in (0, 25, 50, 100)}
-    assert {p: f["correct"] for p, f in found.items()} == {0: 2, 25: 2, 50: 1, 100: 3}
-    assert all(f["examples"] == 4 for f in found.values())
+    evaluator = Evaluator(examples, examples, shift=lambda: shift)
+    by_degree = {p: evaluator(says_input, f"trained-shift-{p}") for p in (0, 25, 50, 100)}
+    assert {p: f["correct"] for p, f in by_degree.items()} == {0: 2, 25: 2, 50: 1, 100: 3}
+    assert all(f["examples"] == 4 for f in by_degree.values())
 
 
 def most_of_the_batch(x):
@@ -48,19 +48,19 @@ def test_what_is_predicted_by_batch_is_predicted_anew_for_each_degree():
     largest: two. 50 %: 1 1 0 1 is called 1: three. 100 %: 1 1 2 2 in the places 1, 0, 3, 2 is called 1: two. Own and
     others' predictions made apart would give 2 and 2 in the middle: 0 for the own, 1 for the others'.
     """
-    own = torch.tensor([[0.0], [0.0], [0.0], [1.0]]), torch.tensor([0, 0, 0, 1])
+    examples = torch.tensor([[0.0], [0.0], [0.0], [1.0]]), torch.tensor([0, 0, 0, 1])
     others = torch.tensor([[1.0], [1.0], [2.0], [2.0]]), torch.tensor([1, 1, 2, 2])
-    evaluator = Evaluator(own, own, shift=lambda: Shift(torch.tensor([1, 0, 3, 2]), others))
-    found = {p: evaluator(ByBatch(most_of_the_batch), f"trained-shift-{p}") for p in (0, 25, 50, 100)}
-    assert {p: f["correct"] for p, f in found.items()} == {0: 3, 25: 2, 50: 3, 100: 2}
-    assert {p: f["examples"] for p, f in found.items()} == dict.fromkeys(found, 4)
-    assert own[0].tolist() == [[0.0], [0.0], [0.0], [1.0]], "the client's own examples stay"
-    assert Evaluator(own, own)(ByBatch(most_of_the_batch), "trained-shift-40") == {}
+    evaluator = Evaluator(examples, examples, shift=lambda: Shift(torch.tensor([1, 0, 3, 2]), others))
+    by_degree = {p: evaluator(ByBatch(most_of_the_batch), f"trained-shift-{p}") for p in (0, 25, 50, 100)}
+    assert {p: f["correct"] for p, f in by_degree.items()} == {0: 3, 25: 2, 50: 3, 100: 2}
+    assert {p: f["examples"] for p, f in by_degree.items()} == dict.fromkeys(by_degree, 4)
+    assert examples[0].tolist() == [[0.0], [0.0], [0.0], [1.0]], "the client's own examples stay"
+    assert Evaluator(examples, examples)(ByBatch(most_of_the_batch), "trained-shift-40") == {}
 
 
 def test_no_shift_where_others_data_cannot_be_had():
-    own = (torch.tensor([[0.0]]), torch.tensor([0]))
-    assert Evaluator(own, own)(says_input, "trained-shift-40") == {}
+    examples = (torch.tensor([[0.0]]), torch.tensor([0]))
+    assert Evaluator(examples, examples)(says_input, "trained-shift-40") == {}
 
 
 @pytest.fixture(scope="module")

@@ -22,15 +22,15 @@ SIZES, RATES = (3, 7, 5, 1), (0.5, 0.1, 0.3, 0.4)
 
 def clients(**settings):
     """Clients of different sizes, each with a network that starts from its own weights."""
-    found = []
+    pairs = []
     for number, size in enumerate(SIZES):
         trainer = work(f"client-{number}", **settings)
         network = Network(make())
         with torch.no_grad():
             for tensor in network.tensors.values():
                 tensor.mul_(1 + number / 10)
-        found.append((replace(trainer, x=X[:size] + number, y=Y[:size]), network))
-    return found
+        pairs.append((replace(trainer, x=X[:size] + number, y=Y[:size]), network))
+    return pairs
 
 
 def anchored(network, number):
@@ -58,38 +58,40 @@ def test_each_gets_what_it_gets_alone(hooks, settings):
         groups = [ParameterGroup(list(network.module.parameters()), RATES[number])]
         losses.append(trainer.fit(network.module, 1, hooks(network, number), parameters=groups))
         alone.append(network.read())
-    there = clients(**settings)
-    jobs = [job(*each, hooks(each[1], number), RATES[number]) for number, each in enumerate(there)]
-    assert len({kind(each) for each in jobs}) == 1
+    pairs = clients(**settings)
+    jobs = [job(*pair, hooks(pair[1], number), RATES[number]) for number, pair in enumerate(pairs)]
+    assert len({kind(one_job) for one_job in jobs}) == 1
     fitted = train(jobs, set())
-    np.testing.assert_allclose([each.loss for each in fitted], losses, rtol=1e-5)
-    assert [(each.steps, each.examples) for each in fitted] == [(2 * -(-n // 3), 2 * n) for n in SIZES]
-    for wanted, (_, network) in zip(alone, there, strict=True):
+    np.testing.assert_allclose([fit_result.loss for fit_result in fitted], losses, rtol=1e-5)
+    assert [(fit_result.steps, fit_result.examples) for fit_result in fitted] == [
+        (2 * -(-n // 3), 2 * n) for n in SIZES
+    ]
+    for expected, (_, network) in zip(alone, pairs, strict=True):
         for name, value in network.read().items():
-            np.testing.assert_allclose(value, wanted[name], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", range(4))
 def test_a_client_whose_data_is_not_finite_harms_no_other(bad):
-    there = clients()
-    there[bad][0].x[:] = torch.inf
-    train([job(*each, Hooks()) for each in there], set())
-    finite = [all(np.isfinite(value).all() for value in network.read().values()) for _, network in there]
+    pairs = clients()
+    pairs[bad][0].x[:] = torch.inf
+    train([job(*pair, Hooks()) for pair in pairs], set())
+    finite = [all(np.isfinite(value).all() for value in network.read().values()) for _, network in pairs]
     assert finite == [number != bad for number in range(4)]
 
 
 def test_a_failure_leaves_the_modules_as_they_were():
-    there, told = clients(), []
+    pairs, epochs = clients(), []
 
     def fail(module, epoch):
-        told.append(epoch)
-        if len(told) == 2:
+        epochs.append(epoch)
+        if len(epochs) == 2:
             raise ValueError("mine")
 
-    before = [network.read() for _, network in there]
+    before = [network.read() for _, network in pairs]
     with pytest.raises(ValueError, match="mine"):
-        train([job(*each, Hooks(after_epoch=fail)) for each in there], set())
-    for weights, (_, network) in zip(before, there, strict=True):
+        train([job(*pair, Hooks(after_epoch=fail)) for pair in pairs], set())
+    for weights, (_, network) in zip(before, pairs, strict=True):
         assert all(np.array_equal(value, weights[name]) for name, value in network.read().items())
 
 
@@ -110,8 +112,8 @@ def test_what_trains_together_is_of_one_kind():
         part,
     ]
     assert len({plain, *map(kind, others)}) == 5
-    own = [Hooks(loss=trainer.loss_of), Hooks(before_step=print), Hooks(after_step=print)]
-    assert [kind(job(trainer, network, hooks)) for hooks in own] == [None] * 3
+    own_hooks = [Hooks(loss=trainer.loss_of), Hooks(before_step=print), Hooks(after_step=print)]
+    assert [kind(job(trainer, network, hooks)) for hooks in own_hooks] == [None] * 3
     uneven = replace(trainer, learning=replace(trainer.learning, averages=False))
     assert kind(job(uneven, network, Hooks())) is None
 
@@ -119,7 +121,7 @@ def test_what_trains_together_is_of_one_kind():
 def test_a_model_that_does_not_fit_is_tried_once(monkeypatch):
     tried = []
 
-    def unfit(jobs, known):
+    def unfit(jobs, tried_kinds):
         tried.append(len(jobs))
         raise UnfitError("no")
 
@@ -132,9 +134,9 @@ def test_a_model_that_does_not_fit_is_tried_once(monkeypatch):
 
     def run(**settings):
         threads.clear()
-        found = meeting.run([partial(fit, *each) for each in clients(**settings)])
+        outcomes = meeting.run([partial(fit, *pair) for pair in clients(**settings)])
         alone = [(trainer.fit(network.module, 1), network.read()) for trainer, network in clients(**settings)]
-        assert [loss for loss, _ in found] == [loss for loss, _ in alone]
+        assert [loss for loss, _ in outcomes] == [loss for loss, _ in alone]
         return len(threads)
 
     threads = set()
@@ -154,13 +156,13 @@ def test_clients_that_keep_their_optimizer_run_in_the_callers_thread():
         return replace(trainer, meeting=meeting).fit(network.module, 1, optimizer=trainer.optimizer(network.module, 1))
 
     for _ in range(2):
-        meeting.run([partial(fit, *each) for each in clients()])
+        meeting.run([partial(fit, *pair) for pair in clients()])
     assert len(set(threads[:4])) == 4
     assert set(threads[4:]) == {threading.current_thread()}
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_told_and_trains_one_by_one(monkeypatch, caplog):
-    def full(jobs, known):
+    def full(jobs, tried):
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr("sepal.training.stacked.train", full)

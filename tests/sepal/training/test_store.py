@@ -66,11 +66,14 @@ def test_an_unknown_version_is_none(store):
 
 
 def test_answered_finds_the_same_request_of_the_same_round_only(store):
-    (one, first), (two, second) = entry(3, 1, request="train|3|x"), entry(3, 2, request="train|3|y")
-    store.save(one, first)
-    store.save(two, second)
-    assert store.answered(3, "train|3|x").reply.version == one
-    assert store.answered(3, "train|3|y").reply.version == two
+    (first_version, first), (second_version, second) = (
+        entry(3, 1, request="train|3|x"),
+        entry(3, 2, request="train|3|y"),
+    )
+    store.save(first_version, first)
+    store.save(second_version, second)
+    assert store.answered(3, "train|3|x").reply.version == first_version
+    assert store.answered(3, "train|3|y").reply.version == second_version
     assert store.answered(3, "train|3|z") is None
     assert store.answered(4, "train|3|x") is None
 

@@ -42,7 +42,7 @@ def test_the_same_again_gives_the_same_bits():
 
 
 @pytest.mark.parametrize(
-    ("other", "where"),
+    ("changes", "where"),
     [
         ({"seed": 8}, (1, "train", 1)),
         ({"name": "client-2"}, (1, "train", 1)),
@@ -52,17 +52,17 @@ def test_the_same_again_gives_the_same_bits():
     ],
     ids=["seed", "client", "round", "purpose", "epoch"],
 )
-def test_batches_depend_on(other, where):
-    assert order(work(**other), *where) != order(work(), 1, "train", 1)
+def test_batches_depend_on(changes, where):
+    assert order(work(**changes), *where) != order(work(), 1, "train", 1)
 
 
 def test_batches_are_one_pass_in_nearly_equal_parts():
     batches = list(work().batches(1, "train", 1))
     assert [len(y) for _, y in batches] == [3, 2, 2]
     x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
-    place = x[:, 0].argsort()
-    assert torch.equal(x[place], X)
-    assert torch.equal(y[place], Y)
+    positions = x[:, 0].argsort()
+    assert torch.equal(x[positions], X)
+    assert torch.equal(y[positions], Y)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def normed():
 )
 def test_batch_normalisation_never_sees_a_batch_of_one(examples, size, expected):
     """One value a channel has no variance, and torch refuses it. Other modules take the same batches as ever."""
-    subject, module, seen = work(batch_size=size, local_epochs=1), normed(), []
+    subject, module, sizes = work(batch_size=size, local_epochs=1), normed(), []
     subject.x, subject.y = X[:examples], Y[:examples]
-    subject.fit(module, 1, Hooks(lambda m, x, y: seen.append(len(y)) or functional.cross_entropy(m(x), y)))
-    assert seen == expected
+    subject.fit(module, 1, Hooks(lambda m, x, y: sizes.append(len(y)) or functional.cross_entropy(m(x), y)))
+    assert sizes == expected
     assert subject.spent()["steps"] == len(expected)
     assert (module[1].num_batches_tracked == len(expected)).item()
 
@@ -119,9 +119,9 @@ def test_a_gradient_longer_than_the_limit_is_scaled_down(limit):
 def test_also_of_a_step_that_a_method_takes_by_itself():
     """As pFedMe does: the limit is the optimizer's, not the loop's. A gradient of (3, 4) becomes (1.8, 2.4)."""
     weight = nn.Parameter(torch.zeros(2))
-    made = make_optimizer(work(lr=0.1, clip_gradient=3.0).config, [weight], 1)
+    optimizer = make_optimizer(work(lr=0.1, clip_gradient=3.0).config, [weight], 1)
     weight.grad = torch.tensor([3.0, 4.0])
-    made.step()
+    optimizer.step()
     assert weight.tolist() == pytest.approx([-0.18, -0.24], rel=1e-4)
 
 
@@ -143,8 +143,8 @@ def test_hooks_come_in_order_and_the_loss_is_the_mean_of_the_last_pass():
     module = make().eval()
     mean = work().fit(module, 1, hooks)
     step = ["before", "after"]
-    one = ["loss 3", *step, "loss 2", *step, "loss 2", *step]
-    assert calls == [*one, "epoch 1", *one, "epoch 2"]
+    one_pass = ["loss 3", *step, "loss 2", *step, "loss 2", *step]
+    assert calls == [*one_pass, "epoch 1", *one_pass, "epoch 2"]
     assert mean == pytest.approx(sum(float(value.detach()) * n for value, n in losses[3:]) / 7)
 
 
@@ -166,13 +166,13 @@ def test_a_hook_can_change_the_gradient_and_the_weights():
 def test_only_the_given_parameters_are_trained():
     start = {name: tensor.numpy() for name, tensor in make().state_dict().items()}
     module = make()
-    seen = []
-    hooks = Hooks(before_step=lambda m: seen.append(float(m[0].weight.grad.norm())))
+    norms = []
+    hooks = Hooks(before_step=lambda m: norms.append(float(m[0].weight.grad.norm())))
     work(momentum=0.9).fit(module, 1, hooks, parameters=list(module[2].parameters()), epochs=20)
     after = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
     assert equal({n: after[n] for n in ("0.weight", "0.bias")}, start)
     assert not np.array_equal(after["2.weight"], start["2.weight"])
-    assert max(seen) < 5, "gradients of what is not trained do not pile up from batch to batch"
+    assert max(norms) < 5, "gradients of what is not trained do not pile up from batch to batch"
 
 
 def test_no_parameters_are_not_all_parameters():
@@ -238,10 +238,10 @@ def test_the_gradient_is_that_of_the_mean_loss_over_the_whole_training_part():
     subject.x, subject.y = torch.randn(1100, 3, generator=generator), torch.arange(1100) % 2
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     got = subject.gradient(module)
-    wanted = torch.autograd.grad(
+    expected = torch.autograd.grad(
         functional.cross_entropy(module.eval()(subject.x), subject.y), list(module.parameters())
     )
-    for (name, _), gradient in zip(module.named_parameters(), wanted, strict=True):
+    for (name, _), gradient in zip(module.named_parameters(), expected, strict=True):
         np.testing.assert_allclose(got[name], gradient.numpy(), rtol=1e-4, atol=1e-6)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())

@@ -37,16 +37,16 @@ def test_label_smoothing_by_hand():
 
 
 def test_bf16_is_the_format_of_the_forward_pass_alone():
-    seen = []
+    dtypes = []
 
     def loss(module, x, y):
         outputs = module(x)
-        seen.append((outputs.dtype, subject.loss(outputs, y).dtype, module[0].weight.dtype))
+        dtypes.append((outputs.dtype, subject.loss(outputs, y).dtype, module[0].weight.dtype))
         return subject.loss(outputs, y)
 
     subject, module = work(precision="bf16"), make()
-    subject.fit(module, 1, Hooks(loss, lambda m: seen.append(m[0].weight.grad.dtype)))
-    assert set(seen) == {(torch.bfloat16, torch.float32, torch.float32), torch.float32}
+    subject.fit(module, 1, Hooks(loss, lambda m: dtypes.append(m[0].weight.grad.dtype)))
+    assert set(dtypes) == {(torch.bfloat16, torch.float32, torch.float32), torch.float32}
     assert not torch.is_autocast_enabled("cpu")
     plain, half = trained(work())[0], trained(work(precision="bf16"))[0]
     assert not equal(plain, half)
@@ -68,20 +68,20 @@ def test_methods_with_ways_of_their_own_take_the_keys(method):
 def test_crop_and_flip_by_hand():
     """Pixels that tell where they come from: a shift by up to 4 along each axis, mirrored or not, 0 outside."""
     x = torch.arange(1.0, 61.0).view(1, 2, 5, 6).repeat(200, 1, 1, 1)
-    made = crop_flip(x, np.random.default_rng(0))
-    padded, seen = functional.pad(x[0], (4, 4, 4, 4)), []
-    for image in made:
-        found = [
+    images = crop_flip(x, np.random.default_rng(0))
+    padded, crops = functional.pad(x[0], (4, 4, 4, 4)), []
+    for image in images:
+        matches = [
             (top, left, flip)
             for top in range(9)
             for left in range(9)
             for flip in (False, True)
             if torch.equal(image.flip(2) if flip else image, padded[:, top : top + 5, left : left + 6])
         ]
-        assert found, "no crop of the padded image"
-        seen.append(found[0])
-    assert {top for top, _, _ in seen} == {left for _, left, _ in seen} == set(range(9))
-    assert 70 < sum(flip for _, _, flip in seen) < 130
+        assert matches, "no crop of the padded image"
+        crops.append(matches[0])
+    assert {top for top, _, _ in crops} == {left for _, left, _ in crops} == set(range(9))
+    assert 70 < sum(flip for _, _, flip in crops) < 130
 
 
 def batches(subject, *where):
@@ -93,15 +93,15 @@ def noisy(x, rng):
 
 
 @pytest.mark.parametrize(
-    ("other", "where"), [({"seed": 8}, (1, "a", 1)), ({"name": "b"}, (1, "a", 1)), ({}, (2, "a", 1))]
+    ("changes", "where"), [({"seed": 8}, (1, "a", 1)), ({"name": "b"}, (1, "a", 1)), ({}, (2, "a", 1))]
 )
-def test_what_is_augmented_follows_from_seed_client_and_round(other, where):
+def test_what_is_augmented_follows_from_seed_client_and_round(changes, where):
     subject, first = replace(work(), augment=noisy), (1, "a", 1)
     assert torch.equal(batches(subject, *first), batches(replace(work(), augment=noisy), *first))
-    changed = replace(work(**other), augment=noisy)
+    changed = replace(work(**changes), augment=noisy)
     noise = [
-        (batches(each, *at) - batches(replace(each, augment=None), *at))
-        for each, at in ((subject, first), (changed, where))
+        (batches(trainer, *at) - batches(replace(trainer, augment=None), *at))
+        for trainer, at in ((subject, first), (changed, where))
     ]
     assert not torch.allclose(*noise)
     assert equal(trained(subject)[0], trained(replace(work(), augment=noisy))[0])

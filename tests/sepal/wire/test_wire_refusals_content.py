@@ -51,10 +51,10 @@ def test_22_refuses_a_count_outside_the_range(fewest, most):
 
 
 @pytest.mark.parametrize("support", [Support.DERIVED, Support.SAME])
-@pytest.mark.parametrize("known", [np.array([1, 7, 9]), np.empty(0, np.int64), None])
-def test_23_refuses_another_count_than_the_known_support_has(support, known):
+@pytest.mark.parametrize("index", [np.array([1, 7, 9]), np.empty(0, np.int64), None])
+def test_23_refuses_another_count_than_the_known_support_has(support, index):
     data = encode({"w": SparseTensor((4, 6), np.array([1, 7]), np.ones(2, np.float32), support)})
-    refused(data, "w count: expected .* of the known support, got 2", TensorSpec((4, 6), support, index=known))
+    refused(data, "w count: expected .* of the known support, got 2", TensorSpec((4, 6), support, index=index))
 
 
 def test_19_to_23_also_hold_for_a_spec_that_is_a_function():

@@ -46,8 +46,8 @@ def sparse_tensors(draw) -> SparseTensor:
 
 
 def spec_of(tensor: SparseTensor) -> TensorSpec:
-    known = None if tensor.support is Support.EXPLICIT else tensor.index
-    return TensorSpec(tensor.shape, tensor.support, tensor.values is not None, index=known)
+    index = None if tensor.support is Support.EXPLICIT else tensor.index
+    return TensorSpec(tensor.shape, tensor.support, tensor.values is not None, index=index)
 
 
 def assert_same(got: SparseTensor, tensor: SparseTensor) -> None:
