@@ -160,8 +160,8 @@ def test_a_clock_that_is_never_good_ends_the_search(http, monkeypatch):
 
 def test_a_handshake_that_drips_is_cut_off():
     with Server(TLS) as server:
-        found = probe._handshake("127.0.0.1", server.port, None, 0.5)
-        assert isinstance(found, OSError)
+        failure = probe._handshake("127.0.0.1", server.port, None, 0.5)
+        assert isinstance(failure, OSError)
         assert server.cut.wait(30)
 
 

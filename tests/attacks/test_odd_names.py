@@ -91,8 +91,8 @@ def test_one_function_puts_the_directory_of_a_user_into_a_path():
         path for package in PACKAGES if package not in ("referee", "tools") for path in (ROOT / package).rglob("*.py")
     ]
     raising = re.compile(r"(?<!os\.path)\.expanduser\(")  # pathlib's raises an error of Python's own
-    found = {path.relative_to(ROOT).as_posix() for path in files if raising.search(path.read_text(encoding="utf-8"))}
-    assert found == {"sepal/storage/regular.py"}
+    users = {path.relative_to(ROOT).as_posix() for path in files if raising.search(path.read_text(encoding="utf-8"))}
+    assert users == {"sepal/storage/regular.py"}
 
 
 @pytest.mark.parametrize("words", [["ls"], ["doctor"], ["init", "x"], ["data", "inspect", "x.csv"], ["methods"]])

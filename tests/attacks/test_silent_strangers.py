@@ -113,7 +113,7 @@ def test_a_hundred_silent_nodes_delay_a_drawn_round_by_one_patience_at_most(cloc
     lasted = [after - before for before, after in zip([0.0, *ends], ends, strict=False)]
     assert max(lasted) <= PATIENCE + 5.0
     assert ends[-1] < len(ends) * PATIENCE / 2, "and not each round"
-    assert all(sum(node == one for node, _ in grid.asked) < 8 for one in range(10_000, 10_100))
+    assert all(sum(node == stranger for node, _ in grid.asked) < 8 for stranger in range(10_000, 10_100))
 
 
 def test_a_silent_newcomer_a_round_is_drawn_and_soon_replaced(clock):

@@ -33,7 +33,7 @@ class Visited(Hostile):
             self.leave("stranger")
 
     def leave(self, name):
-        self.nodes = {node: other for node, other in self.nodes.items() if other != name}
+        self.nodes = {node: node_name for node, node_name in self.nodes.items() if node_name != name}
 
     def _handle(self, message):
         order, _ = read_order(message.content)
@@ -106,18 +106,18 @@ def test_a_stranger_that_no_record_names_is_evicted_while_the_round_waits_for_it
     federation = Visited(tmp_path / "clients", roster="open", timeout=20.0)
     checkpoints = tmp_path / "server"
     handle = federation._handle
-    said = []
+    answers = []
 
     def handle_and_evict(message):
         order, _ = read_order(message.content)
         if federation.nodes[message.metadata.dst_node_id] == "stranger" and order.kind is Kind.TRAIN:
-            said.append(evict(checkpoints, "stranger"))
+            answers.append(evict(checkpoints, "stranger"))
             return silence(message, order, None, None)
         return handle(message)
 
     federation._handle = handle_and_evict
     progress = federation.run(DiskRunStore(checkpoints, METHOD.server_state)).progress
-    assert said == ["no record of the run has that name"]
+    assert answers == ["no record of the run has that name"]
     assert progress.closed
     assert progress.evicted == ("stranger",)
     assert all("stranger" not in record.replies for record in federation.records)

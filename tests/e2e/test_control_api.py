@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 def asked(port: int, path: str = "/v1/control/list-runs", **headers: str) -> tuple[int, bytes]:
     """The answer that a request with these headers gets; by default to a list of the runs."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    given = {"content-type": "application/protobuf", **headers}
-    connection.request("POST", path, ListRunsRequest().SerializeToString(), given)
+    metadata = {"content-type": "application/protobuf", **headers}
+    connection.request("POST", path, ListRunsRequest().SerializeToString(), metadata)
     answer = connection.getresponse()
     return answer.status, answer.read()
 

@@ -171,9 +171,9 @@ def test_an_upload_that_is_sent_twice_counts_once(ledger):
 
 
 def test_a_message_for_another_run_of_flowers_is_not_taken_by_the_superlink(ledger):
-    found, _, evil = ledger
+    entries, _, evil = ledger
     assert len(evil.failures) >= 1, "the SuperLink took a message for a run that it does not have"
-    assert found[6] == [("accepted", "")]
+    assert entries[6] == [("accepted", "")]
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_put_together(ledger):

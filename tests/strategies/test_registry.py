@@ -22,8 +22,8 @@ from sepal.user_modules import VARIABLE
 
 
 def others(monkeypatch, **points):
-    found = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    entry_points = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entry_points)
 
 
 def test_every_name_of_the_table_is_the_methods_own():
