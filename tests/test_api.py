@@ -26,7 +26,7 @@ SMALL = {"clients": 2, "rounds": 1, "partition": {"subsample": 200}, "progress":
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _in_own_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

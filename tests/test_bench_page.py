@@ -73,7 +73,7 @@ def short(value: float, places: int) -> str:
     return f"{value:.{places}f}".removeprefix("0")
 
 
-def met(result: dict[str, Any]) -> str:
+def yes_or_no(result: dict[str, Any]) -> str:
     return "yes" if result["met"] else "no"
 
 
@@ -238,7 +238,7 @@ def test_a_deployed_round():
     assert f"Both are met: {short(result['ratio'], 3)} and {seconds[0]} s" in PROSE
     title = "deployed round with almost no training: warm client process over Flower's own "
     title += f"({' and '.join(seconds)} s; commit `{commit('bench-deployed')}`)"
-    assert row(title, [short(result["ratio"], 3), "at most .45", met(result)]) in PAGE
+    assert row(title, [short(result["ratio"], 3), "at most .45", yes_or_no(result)]) in PAGE
 
 
 def test_the_in_process_round():
@@ -257,7 +257,7 @@ def test_the_in_process_round():
     for batch in (10, 50):
         result = starting(f"in-process round over SGD floor, batch {batch}", measured("bench-engine"))
         title = f"in-process round over the SGD floor, batch {batch} †"
-        assert row(title, [short(result["ratio"], 3), "at most 1.05", met(result)]) in PAGE
+        assert row(title, [short(result["ratio"], 3), "at most 1.05", yes_or_no(result)]) in PAGE
 
 
 def test_the_codec():
@@ -267,7 +267,7 @@ def test_the_codec():
         ("decode", "decode at 10 %: {} MB/s, over a memory copy"),
     ):
         entry = results[f"{operation} at 0.1 of 10 M entries"]
-        values = [short(entry["ratio"], 2), "at least 2,500 MB/s", met(entry)]
+        values = [short(entry["ratio"], 2), "at least 2,500 MB/s", yes_or_no(entry)]
         assert row(title.format(f"{entry['mb_per_second']:,.0f}"), values) in PAGE
         rest = [short(results[f"{operation} at {keep} of 10 M entries"]["ratio"], 2) for keep in (0.5, 0.3, 0.01)]
         assert f"| {operation} at .5, .3, .01 over a memory copy | {', '.join(rest)} | | |" in PAGE
@@ -281,7 +281,7 @@ def test_aggregation():
     results = measured("bench-aggregation")
     few, most, many = (starting(f"aggregate {count} uploads", results) for count in (10, 100, 1000))
     title = "element-wise aggregation of 100 uploads, 11 M parameters at 10 %, over reading and decoding them once †"
-    assert row(title, [f"{most['ratio']:.2f}", "at most 3", met(most)]) in PAGE
+    assert row(title, [f"{most['ratio']:.2f}", "at most 3", yes_or_no(most)]) in PAGE
     assert f"| the same, 10 and 1,000 uploads † | {few['ratio']:.2f}, {many['ratio']:.2f} | | |" in PAGE
     whole = starting("all of FedPSE's server step", results)["ratio"]
     title = "the whole server step of FedPSE for 10 uploads, over reading and decoding them †"
@@ -300,12 +300,12 @@ def test_peak_memory():
     result = starting("peak memory, 500 virtual clients", measured("bench"))
     title = "peak memory, 500 virtual clients with state over 100, cache of 64 MB "
     title += f"({result['megabytes_many']:,.0f} and {result['megabytes_few']:.0f} MB)"
-    assert row(title, [f"{result['ratio']:.2f}", "at most 1.25", met(result)]) in PAGE
+    assert row(title, [f"{result['ratio']:.2f}", "at most 1.25", yes_or_no(result)]) in PAGE
     (server,) = measured("bench-server-memory").values()
     few, some, many = (f"{server[f'megabytes_{count}']:.0f}" for count in (10, 100, 1000))
     title = f"server's peak memory, 1,000 clients over 10, 3 MB each way ({few}, {some} and {many} MB at 10, 100, "
     title += "1,000; [own run](bench-server-memory.json))"
-    assert row(title, [f"{server['ratio']:.3f}", "at most 1.25", met(server)]) in PAGE
+    assert row(title, [f"{server['ratio']:.3f}", "at most 1.25", yes_or_no(server)]) in PAGE
 
 
 @pytest.mark.parametrize(("name", "heading"), PARTS.items())

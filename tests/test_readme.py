@@ -54,7 +54,7 @@ def photographs(directory):
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch):
+def examples_directory(tmp_path, monkeypatch):
     """A directory with README's examples, in which commands run."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_the_page_on_own_models_has_a_model():
     assert names["build"]((30,), 2)(torch.zeros(4, 30)).shape == (4, 2)
 
 
-def test_the_own_data_example_says_what_is_missing(there):
+def test_the_own_data_example_says_what_is_missing(examples_directory):
     """Without own.data, and with no node that names a function, one line says where to put it."""
     done = sepal("run --config examples/own_data/run.toml --set own.data= --workers 1")
     assert done.exit_code == 2

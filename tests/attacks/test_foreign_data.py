@@ -84,7 +84,7 @@ def refusal(writer, directory, cells):
 
 
 @pytest.fixture
-def asked():
+def recording_server():
     """The address of a server on this machine, and what it was asked for."""
     requests = []
 
@@ -119,8 +119,8 @@ def test_the_path_of_an_image_runs_no_code(writer, tmp_path):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_the_path_of_an_image_is_not_fetched_nor_opened(writer, asked, tmp_path):
-    address, requests = asked
+def test_the_path_of_an_image_is_not_fetched_nor_opened(writer, recording_server, tmp_path):
+    address, requests = recording_server
     (tmp_path / "private.png").write_bytes(encoded("PNG"))
     for number, path in enumerate((f"{address}/x.png", f"zip://a.png::{address}/x.zip", str(tmp_path / "private.png"))):
         words = refusal(writer, tmp_path / str(number), [{"bytes": None, "path": path}] * 2)

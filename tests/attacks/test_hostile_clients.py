@@ -219,19 +219,19 @@ def test_a_late_reply_is_refused_and_entered(monkeypatch):
     """The hostile client's reply to round 2 comes in round 3."""
 
     class Late(Nodes):
-        held = None
+        withheld = None
 
         def pull_messages(self, names):
             replies = super().pull_messages(names)
             kept = []
             for reply in replies:
                 order = orders[reply.metadata.reply_to_message_id]
-                if order == (ROUND, EVIL) and Late.held is None:
-                    Late.held = reply
+                if order == (ROUND, EVIL) and Late.withheld is None:
+                    Late.withheld = reply
                 else:
                     kept.append(reply)
-            if Late.held is not None and any(orders[r.metadata.reply_to_message_id][0] == ROUND + 1 for r in kept):
-                kept.insert(0, Late.held)
+            if Late.withheld is not None and any(orders[r.metadata.reply_to_message_id][0] == ROUND + 1 for r in kept):
+                kept.insert(0, Late.withheld)
             return kept
 
         def push_messages(self, messages):

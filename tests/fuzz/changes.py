@@ -72,7 +72,7 @@ def assembled(upload: Draft) -> bytes:
     return upload.start + len(header).to_bytes(4, "little") + header + upload.extra[0] + body + upload.extra[1]
 
 
-def _one(upload: Draft, rng: np.random.Generator) -> Part | None:
+def _random_part(upload: Draft, rng: np.random.Generator) -> Part | None:
     return upload.parts[rng.integers(len(upload.parts))] if upload.parts else None
 
 
@@ -92,7 +92,7 @@ def _near(now: int, choices: tuple[int, ...], rng: np.random.Generator) -> int:
 
 def change_count(upload: Draft, rng: np.random.Generator) -> None:
     """Another count, with as many bytes of values as it needs."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         part.head.count = _near(part.head.count, HUGE, rng)
         if part.head.count < 2**16 and rng.random() < 0.8:
             _fit_values(part)
@@ -107,7 +107,7 @@ def _fit_values(part: Part) -> None:
 
 def change_lengths(upload: Draft, rng: np.random.Generator) -> None:
     """Lengths that are not those of the bytes; sometimes two that add up to the same total."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         upload.honest = False
         for tensor_part in upload.parts:
             tensor_part.head.index_bytes, tensor_part.head.value_bytes = len(tensor_part.index), len(tensor_part.values)
@@ -122,7 +122,7 @@ def change_lengths(upload: Draft, rng: np.random.Generator) -> None:
 
 def change_bytes(upload: Draft, rng: np.random.Generator) -> None:
     """More or fewer bytes of positions or values, with the lengths that go with them."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         field = str(rng.choice(["index", "values"]))
         data = getattr(part, field)
         data = data[: rng.integers(len(data) + 1)] if rng.random() < 0.5 else data + rng.bytes(rng.integers(1, 9))
@@ -131,7 +131,7 @@ def change_bytes(upload: Draft, rng: np.random.Generator) -> None:
 
 def change_value_coding(upload: Draft, rng: np.random.Generator) -> None:
     """Another type of values, with as many bytes as it needs."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         part.head.values = int(rng.integers(7))
         if part.head.count < 2**16 and rng.random() < 0.8:
             _fit_values(part)
@@ -139,7 +139,7 @@ def change_value_coding(upload: Draft, rng: np.random.Generator) -> None:
 
 def change_index_coding(upload: Draft, rng: np.random.Generator) -> None:
     """Another coding of positions, with as many bytes as it could have."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         part.head.index = int(rng.integers(9))
         size = _size(part)
         if rng.random() < 0.8:
@@ -149,14 +149,14 @@ def change_index_coding(upload: Draft, rng: np.random.Generator) -> None:
 
 def change_parameters(upload: Draft, rng: np.random.Generator) -> None:
     """Axis, low bits."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         field = str(rng.choice(["axis", "low_bits"]))
         setattr(part.head, field, _near(getattr(part.head, field), (*range(5), 30, 31, 2**31, 2**32 - 1), rng))
 
 
 def change_gaps(upload: Draft, rng: np.random.Generator) -> None:
     """Positions that no encoder writes: duplicates, another order, beyond the size; the count is that of the rest."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         size = _size(part)
         count = int(min(part.head.count, 64)) or 1
         gaps = rng.integers(0, 2 + size // count, count).astype(np.uint32)
@@ -175,7 +175,7 @@ def change_gaps(upload: Draft, rng: np.random.Generator) -> None:
 
 def change_bitmap(upload: Draft, rng: np.random.Generator) -> None:
     """A bitmap with another number of bits than the count, or with bits in its padding."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         size = _size(part)
         bits = rng.random((size + 7) // 8 * 8) < 0.5
         bits[size:] = rng.random(bits.size - size) < 0.2
@@ -189,7 +189,7 @@ def change_bitmap(upload: Draft, rng: np.random.Generator) -> None:
 
 def flip_index(upload: Draft, rng: np.random.Generator) -> None:
     """Bits of a stream of positions."""
-    if (part := _one(upload, rng)) and part.index:
+    if (part := _random_part(upload, rng)) and part.index:
         part.index = _flipped(part.index, rng)
 
 
@@ -208,7 +208,7 @@ ODD = {
 
 def change_value(upload: Draft, rng: np.random.Generator) -> None:
     """NaN, infinity, -0, denormals, the largest, around 10⁶; in sign coding the scale."""
-    if (part := _one(upload, rng)) and len(part.values) >= 4:
+    if (part := _random_part(upload, rng)) and len(part.values) >= 4:
         wide = int(rng.choice([2, 4]))
         offset = int(rng.integers(len(part.values) // wide)) * wide if rng.random() < 0.8 else 0
         odd = int(rng.choice(ODD[wide])).to_bytes(wide, "little")
@@ -217,13 +217,13 @@ def change_value(upload: Draft, rng: np.random.Generator) -> None:
 
 def flip_value(upload: Draft, rng: np.random.Generator) -> None:
     """Bits of values, and of the padding of signs."""
-    if (part := _one(upload, rng)) and part.values:
+    if (part := _random_part(upload, rng)) and part.values:
         part.values = _flipped(part.values, rng)
 
 
 def change_shape(upload: Draft, rng: np.random.Generator) -> None:
     """A shape of the same size, or of another one."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         shape = list(part.head.shape)
         match rng.integers(5):
             case 0:
@@ -242,7 +242,7 @@ def change_shape(upload: Draft, rng: np.random.Generator) -> None:
 
 def change_name(upload: Draft, rng: np.random.Generator) -> None:
     """Another name, or that of another tensor."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         other_name = upload.parts[rng.integers(len(upload.parts))].head.name
         part.head.name = str(rng.choice([other_name, "", "x" * 256, "ü", "a b", "../w", part.head.name + ".", "w\n"]))
 
@@ -264,7 +264,7 @@ def change_order(upload: Draft, rng: np.random.Generator) -> None:
 
 def change_number_of_tensors(upload: Draft, rng: np.random.Generator) -> None:
     """A tensor less, or one twice, or a copy of it under a new name."""
-    if part := _one(upload, rng):
+    if part := _random_part(upload, rng):
         if rng.random() < 0.4:
             upload.parts.remove(part)
             return

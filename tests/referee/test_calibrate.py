@@ -101,11 +101,13 @@ def test_a_smaller_rate_is_kept_if_the_best_is_not_ahead_by_more_than_a_standard
 
 
 def test_own_keys_are_searched_at_the_chosen_rate_and_the_first_value_is_preferred():
-    own = {"lambda": (1.0, 0.1)}
+    candidates = {"lambda": (1.0, 0.1)}
     better = {1.0: 0.0, 0.1: 0.05}
-    trials, count = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) + better.get(own, 0.0), own_values=own)
+    trials, count = search(
+        lambda lr, strength, seed: 0.8 - abs(lr - 0.2) + better.get(strength, 0.0), own_values=candidates
+    )
     assert (dict(trials.chosen()), count) == ({"lr": 0.2, "ditto.lambda": 0.1}, 9 + 3 + 3)  # and at .01
-    trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2), own_values=own)
+    trials, _ = search(lambda lr, strength, seed: 0.8 - abs(lr - 0.2), own_values=candidates)
     assert dict(trials.chosen()) == {"lr": 0.2, "ditto.lambda": 1.0}
 
 

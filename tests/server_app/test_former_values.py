@@ -42,7 +42,7 @@ RENEWED = [
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def own_method(tmp_path, monkeypatch):
     (tmp_path / "methods_of_a_test.py").write_text(OWN)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(registry, "_loaded", {})

@@ -43,10 +43,12 @@ def both(method, **keys):
 
 
 def down(**values):
-    return Payload({name.replace("m", "") + "/w" if name != "w" else "w": one(value) for name, value in values.items()})
+    return Payload(
+        {name.replace("m", "") + "/w" if name != "w" else "w": one_value(value) for name, value in values.items()}
+    )
 
 
-def one(value):
+def one_value(value):
     return whole(np.array([value], np.float32))
 
 

@@ -142,7 +142,7 @@ def test_nobody_shares_filters_with_an_evicted_client():
     left = server.evicted(state, [names[1], "stranger"])
     assert sorted(left.filters) == sorted(left.importance) == [names[0], names[2]]
     assert all(left.filters[name] is state.filters[name] for name in left.filters)
-    federation.met.discard(1)
+    federation.welcomed.discard(1)
     server.tuned_filters(left, left.weights)
 
 

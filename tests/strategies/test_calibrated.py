@@ -26,7 +26,7 @@ def table(request, monkeypatch):
         monkeypatch.setattr(calibrated, "table", lambda: TABLE)
 
 
-def own(**changes):
+def own_data(**changes):
     return replace(DIGITS, name="own", **changes)
 
 
@@ -43,9 +43,9 @@ def test_a_listed_method_and_data_set_has_its_own_rates():
 @pytest.mark.parametrize(
     ("info", "lr"),
     [
-        (own(input_shape=(1, 16, 16)), 0.2),  # 256 is nearer to 64 than to 3,072 in logarithms: ratios 4 and 12
-        (own(input_shape=(3, 64, 64)), 0.05),
-        (own(input_shape=(30,), kind="signal"), 0.1),  # of the same kind, although digits are nearer in size
+        (own_data(input_shape=(1, 16, 16)), 0.2),  # 256 is nearer to 64 than to 3,072 in logarithms: ratios 4 and 12
+        (own_data(input_shape=(3, 64, 64)), 0.05),
+        (own_data(input_shape=(30,), kind="signal"), 0.1),  # of the same kind, although digits are nearer in size
     ],
 )
 def test_own_data_has_the_rate_of_the_nearest_data_set(info, lr):
@@ -55,7 +55,7 @@ def test_own_data_has_the_rate_of_the_nearest_data_set(info, lr):
 
 
 def test_the_line_says_what_the_rates_are_for_and_what_searches():
-    info = own(input_shape=(1, 8, 8))
+    info = own_data(input_shape=(1, 8, 8))
     assert rates("fedavg", info, "mine:build", "sgd").origin == (
         "calibrated for fedavg on digits with digits-cnn, not for fedavg on own; " + FINDS
     )
@@ -70,21 +70,21 @@ def test_a_method_that_is_not_listed_there_has_its_own_rate_of_another_data_set(
 
 def test_a_rate_of_smaller_images_is_scaled_as_fedavgs_and_never_up():
     """Ditto is listed on digits alone: for photographs .3 · .05/.2; FedPSE's of HAR is not doubled for digits."""
-    photographs = own(input_shape=(3, 64, 64))
+    photographs = own_data(input_shape=(3, 64, 64))
     defaults = rates("ditto", photographs, "cnn2-small", "sgd")
     assert dict(defaults.keys) == {"lr": pytest.approx(0.075), "ditto.lambda": 2}
     assert (
         "for ditto on digits with digits-cnn, times 0.25 as fedavg's rate on cifar-10, not for ditto" in defaults.origin
     )
     assert not defaults.exact
-    assert rates("ditto", own(input_shape=(1, 8, 8)), "digits-cnn", "sgd").keys["lr"] == 0.3
+    assert rates("ditto", own_data(input_shape=(1, 8, 8)), "digits-cnn", "sgd").keys["lr"] == 0.3
     assert rates("mine", photographs, "cnn2-small", "sgd").keys == {"lr": 0.05}
 
 
 @pytest.mark.real
 def test_photographs_have_no_rate_of_digits_of_8_x_8():
     """The methods that are calibrated on these images alone, the default method among them, had their whole rate."""
-    photographs = own(input_shape=(3, 64, 64))
+    photographs = own_data(input_shape=(3, 64, 64))
     for method in registry.names():
         digits_rate, photographs_rate = (
             rates(method, info, "auto", "sgd").keys["lr"] for info in (DIGITS, photographs)

@@ -149,13 +149,13 @@ class Spy:
     """Keeps a round's uploads and the state around it."""
 
     def __init__(self, algorithm):
-        self.algorithm, self.seen = algorithm, []
+        self.algorithm, self.aggregations = algorithm, []
         self.inner = algorithm.aggregate
         algorithm.aggregate = self
 
     def __call__(self, state, uploads, plan):
         after, metrics = self.inner(state, uploads, plan)
-        self.seen.append((state, list(uploads), after))
+        self.aggregations.append((state, list(uploads), after))
         return after, metrics
 
 
@@ -174,7 +174,7 @@ def test_downloads_are_within_both_supports_and_carry_the_ewa_values(runs):
         strategy = runs("fedpse", **{"fedpse.keep": 0.1})
     algorithm = strategy.algorithm
     k = count(0.1, algorithm.flat.size)
-    for _, sent, after in spies[0].seen:
+    for _, sent, after in spies[0].aggregations:
         update, anybody = aggregate(sent, algorithm.flat)
         server = set(algorithm._top_k(update, anybody).tolist())
         for upload in sent:
@@ -262,7 +262,7 @@ def test_a_client_that_waits_gets_the_same_update_later(runs):
         patch.setattr(SepalStrategy, "__init__", spied)
         runs("fedpse", rounds=6, **{"clients-per-round": 2})
     waited = 0
-    for before, sent, after in spies[0].seen:
+    for before, sent, after in spies[0].aggregations:
         took_part = {upload.client.name for upload in sent}
         for name in set(before.pending) - took_part:
             assert after.pending[name] is before.pending[name]

@@ -26,7 +26,7 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def seen():
+def watched_run():
     """Rounds as (uploads, states after), and the Adam step each fit ended with, by client."""
     rounds, steps = [], {}
     aggregate, fit = FedPSEServer.aggregate, Trainer.fit
@@ -50,9 +50,9 @@ def seen():
     return rounds, steps
 
 
-def test_a_download_holds_what_the_client_sent_and_a_share_of_the_rest_in_each_tensor(seen):
+def test_a_download_holds_what_the_client_sent_and_a_share_of_the_rest_in_each_tensor(watched_run):
     """M_s is the union of all supports, so it holds M_i: |M_i| + round((1 - d)·(|M_s| - |M_i|)), d of the tensor."""
-    rounds, _ = seen
+    rounds, _ = watched_run
     flat, uploads, after, metrics = rounds[0]
     for upload in uploads:
         distances = []
@@ -80,8 +80,8 @@ def test_a_download_holds_what_the_client_sent_and_a_share_of_the_rest_in_each_t
         assert metrics[f"distance.{upload.client.name}"] == pytest.approx(np.mean(distances), rel=1e-5)
 
 
-def test_the_optimizer_goes_on_where_the_last_round_ended(seen):
-    _, steps = seen
+def test_the_optimizer_goes_on_where_the_last_round_ended(watched_run):
+    _, steps = watched_run
     for first, second, *_ in steps.values():
         assert second == 2 * first
 

@@ -37,12 +37,12 @@ METHODS = pytest.mark.parametrize("method", [name for name in registry.METHODS i
 CUT = {"local-width", "heterofl", "fjord", "fedrolex", "tailorfl", "flanc", "pa3dfl"}
 
 
-def here(name):
+def path_of(name):
     return f"{own_models.__name__}:{name}"
 
 
 def flat(method, model, **keys):
-    return {**FLAT, "method": method, "model": here(model), **keys}
+    return {**FLAT, "method": method, "model": path_of(model), **keys}
 
 
 def run(method, model, tmp_path):
@@ -100,14 +100,14 @@ SEED = "the {} that are drawn at random start from the run's seed"
 @pytest.mark.parametrize(
     ("model", "user_set", "words"),
     [
-        ("other_net", set(), f"{NONE.format(here('other_net'), 8)}; {SEED.format(8)}"),
-        ("frozen", set(), f"{NONE.format(here('frozen'), 6)}; {SEED.format(6)}"),
-        ("normed", set(), f"{NONE.format(here('normed'), 9)}; {SEED.format(9)}"),
-        ("normed_before", {"2.running_mean"}, f"{SOME.format(9, here('normed_before'))}; {SEED.format(8)}"),
+        ("other_net", set(), f"{NONE.format(path_of('other_net'), 8)}; {SEED.format(8)}"),
+        ("frozen", set(), f"{NONE.format(path_of('frozen'), 6)}; {SEED.format(6)}"),
+        ("normed", set(), f"{NONE.format(path_of('normed'), 9)}; {SEED.format(9)}"),
+        ("normed_before", {"2.running_mean"}, f"{SOME.format(9, path_of('normed_before'))}; {SEED.format(8)}"),
         (
             "token",
             {"token"},
-            f"{SOME.format(10, here('token'))}; {SEED.format(9)}",
+            f"{SOME.format(10, path_of('token'))}; {SEED.format(9)}",
         ),
     ],
 )

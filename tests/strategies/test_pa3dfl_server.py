@@ -237,12 +237,12 @@ def test_the_server_reads_the_uploads_of_a_step_one_at_a_time(monkeypatch):
     def watched(before, new, rounded):
         read.clear()
 
-        def taken():
+        def counted_uploads():
             for entry in new:
                 counts.append(len(read))
                 yield entry
 
-        return step(before, taken(), rounded)
+        return step(before, counted_uploads(), rounded)
 
     monkeypatch.setattr(server.hypernetwork, "step", watched)
     sent = Counted(uploads)

@@ -30,7 +30,7 @@ def federation(method, clip=CLIP, noise=NOISE, **keys):
     return Federation([1.0], method=method, **{"privacy.clip": clip, "privacy.noise": noise, **keys})
 
 
-def mine(update, round=1, clip=CLIP, noise=NOISE):
+def expected_release(update, round=1, clip=CLIP, noise=NOISE):
     """The release of client 0 of a run with seed 3, computed beside the methods."""
     key = derive_seed(3, "privacy", "client-00000").to_bytes(16, "little")
     return release(update, PrivacySettings(clip=clip, noise=noise), key, round)
@@ -103,7 +103,7 @@ def test_fedavg_sends_noise_on_every_entry():
     upload = federated.trained(server.init(), 0, server.plan(1))
     start, end = flat.join(federated.task.weights), flat.join(federated.states[0].model)
     sent = np.concatenate([tensor.values for tensor in upload.payload.tensors.values()])
-    np.testing.assert_array_equal(sent, start + mine(end - start).noised)
+    np.testing.assert_array_equal(sent, start + expected_release(end - start).noised)
     assert (sent != start).all()
 
 
@@ -115,7 +115,7 @@ def test_noise_comes_before_the_selection(method):
     upload = federated.trained(federated.server.init(), 0, federated.server.plan(1))
     vector = gained(federated, before)
     index, _ = flat_upload(federated, upload)
-    expected = top_k(mine(vector).noised, count(0.1, vector.size))
+    expected = top_k(expected_release(vector).noised, count(0.1, vector.size))
     np.testing.assert_array_equal(index, expected)
     quiet = federation(method, noise=0.0)
     plain, _ = flat_upload(quiet, quiet.trained(quiet.server.init(), 0, quiet.server.plan(1)))
@@ -128,7 +128,7 @@ def test_the_residual_is_the_clipped_part_that_was_not_sent_without_noise(method
     federated = federation(method)
     before = federated.states[0]
     index, _ = flat_upload(federated, federated.trained(federated.server.init(), 0, federated.server.plan(1)))
-    expected = mine(gained(federated, before)).clipped.copy()
+    expected = expected_release(gained(federated, before)).clipped.copy()
     expected[index] = 0
     flat, residual = Flat(trained(federated.task.layout)), federated.states[0].residual
     np.testing.assert_array_equal(residual if method == "fedstc" else flat.join(residual), expected)
@@ -167,7 +167,7 @@ def test_dmpfl_s_upload_of_phase_2a_is_the_received_model_and_a_noised_change():
     federated = dmpfl("2a:1")
     state = federated.states[0]
     sent = values_of(federated.trained(federated.server.init(), 0, federated.server.plan(1)))
-    np.testing.assert_allclose(sent, start + mine(end - start).noised, atol=1e-6)
+    np.testing.assert_allclose(sent, start + expected_release(end - start).noised, atol=1e-6)
     assert federated.states[0].shared is state.shared, "the model without noise is not kept"
 
 

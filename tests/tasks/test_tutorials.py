@@ -14,7 +14,7 @@ import tomllib
 import pytest
 
 from sepal.study.run_keys import flatten_tables
-from tests.test_readme import ROOT, blocks, sepal, there  # noqa: F401
+from tests.test_readme import ROOT, blocks, examples_directory, sepal  # noqa: F401
 
 PAGES = {
     "imbalanced": "eights",
@@ -61,7 +61,7 @@ def check(shown, printed, numbers=True):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_tutorial_runs_and_prints_what_it_shows(name, there):  # noqa: F811
+def test_a_tutorial_runs_and_prints_what_it_shows(name, examples_directory):  # noqa: F811
     """Comparisons aside. Blocks of Python and TOML that quote an example are compared with it."""
     text, example = tutorial(name), PAGES[name]
     source, config = ((EXAMPLES / f"{example}.{kind}").read_text() for kind in ("py", "toml"))
@@ -87,7 +87,7 @@ def test_a_tutorial_runs_and_prints_what_it_shows(name, there):  # noqa: F811
                     done = sepal(words)
                     assert done.exit_code == 0, done.output
                     printed += done.output
-    summaries = list((there / "runs").glob("*/summary.json"))
+    summaries = list((examples_directory / "runs").glob("*/summary.json"))
     assert len(summaries) == 1, "the Python block finds the command's run"
 
 
