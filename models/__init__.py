@@ -87,7 +87,7 @@ def build(
     """Return a new model for the data, without changing any global generator.
 
     The model's weights are the same in each call; a run starts from those of
-    ``sepal.strategies.assembly.first_weights`` instead.
+    ``sepal.strategies.first_weights.first_weights`` instead.
     Parameters that a user's model freezes keep their value (:mod:`sepal.modules`).
 
     Args:

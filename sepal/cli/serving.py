@@ -76,8 +76,6 @@ def serve(
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
         raise ConfigError("--control", "another port than --port", control)
-    if not credentials:
-        check_plain_text(host, insecure)
     servers = private_home() / "server"
     with ExitStack() as stack:
         stack.enter_context(certificates_watched(credentials.certificates if credentials else ()))
@@ -89,6 +87,8 @@ def serve(
         for key, address, number in (("--port", host, port), ("--control", "127.0.0.1", control)):
             if reason := unusable(address, number):
                 raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
+        if not credentials:
+            check_plain_text(host, insecure)
         flower.ports = Ports(port, control)
         clear(place)
         flower.start_superlink(host, credentials=credentials)

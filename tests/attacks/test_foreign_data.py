@@ -229,7 +229,8 @@ def decoders(source):
 
 LOADERS = ("load_dataset", "load_from_disk", "cast_column", "from_file", "to_pandas", "read_image", "imread")
 ALLOWED = {
-    "sepal/data/sources/images.py": {"PIL.Image", "PIL.ImageOps", "Image.open"},  # the one function
+    # The one function, and the error that it turns into words.
+    "sepal/data/sources/images.py": {"PIL.Image", "PIL.ImageOps", "PIL.UnidentifiedImageError", "Image.open"},
     "sepal/data/sources/pictures.py": {"PIL.Image"},  # an image of an array
     "sepal/data/sources/hub.py": {"huggingface_hub", "huggingface_hub.errors.RevisionNotFoundError"},  # downloads files
     # Tables of row numbers, labels and persons, from our own arrays:

@@ -19,7 +19,8 @@ from sepal.layout import Role
 from sepal.models.lora import LoRA, add_adapters, merged
 from sepal.models.weights import read_weights
 from sepal.modules import floating, frozen_tensors
-from sepal.strategies.assembly import assemble, torch_seed
+from sepal.strategies.assembly import assemble
+from sepal.strategies.first_weights import torch_seed
 from sepal.study.runs import model_of
 from tests.strategies import own_models
 

@@ -141,7 +141,7 @@ def test_the_order_of_clients_changes_nothing(whole):
 
 
 def test_the_method_as_anyone_s_strategy():
-    strategy = DmPfl({**FLAT, "method": "fedavg"}, keep=0.25, adaptive_inference=True)
+    strategy = DmPfl.durable({**FLAT, "method": "fedavg"}, keep=0.25, adaptive_inference=True)
     assert (strategy.algorithm.hyper.keep, strategy.algorithm.hyper.adaptive_inference) == (0.25, True)
     masks = unpack(strategy.algorithm.init().global_mask, strategy.task.layout)
     assert all(

@@ -252,6 +252,9 @@ class Nodes:
     def __exit__(self, *reason):
         return None
 
+    def take_over(self, record):
+        return 0
+
     def start_node(self, *arguments):
         self.started += 1
         return self
