@@ -32,12 +32,12 @@ def capturing(record):
 def way(job, pending):
     """How a job trains."""
     hooks = [job.hooks.loss, job.hooks.before_step, job.hooks.after_step]
-    own = [hook for hook in hooks if hook is not None and hook is not do_nothing]
+    active = [hook for hook in hooks if hook is not None and hook is not do_nothing]
     if pending is None:
         return "as usual"
-    if any(choice is not None for hook in own for choice in hook.choices([1])):
+    if any(choice is not None for hook in active for choice in hook.choices([1])):
         return "a step for each choice"
-    return "hooks" if own else "no hooks"
+    return "hooks" if active else "no hooks"
 
 
 class Fits:

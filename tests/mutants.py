@@ -366,7 +366,7 @@ def run(tests: list[str], copy: Path, seconds: int = 0) -> tuple[int, str]:
         with contextlib.suppress(BaseException), stream, redirected[0], redirected[1]:
             for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
                 del sys.modules[name]  # the parent's are those of the working tree
-            sys.path[:] = [str(copy), *(place for place in sys.path if place not in ("", str(ROOT)))]
+            sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
             os.chdir(copy)
             code = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
         os._exit(code)
@@ -391,9 +391,9 @@ def main(names: list[str]) -> int:
             print(f"a test fails without a mutant: {output[-1000:]}")
             return 2
         for mutant in chosen:
-            found = check(mutant, copy)
-            alive += found != "killed"
-            print(f"{mutant.name}: {found}", flush=True)
+            verdict = check(mutant, copy)
+            alive += verdict != "killed"
+            print(f"{mutant.name}: {verdict}", flush=True)
     print(f"{len(chosen) - alive} of {len(chosen)} killed")
     return 1 if alive else 0
 

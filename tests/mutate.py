@@ -84,15 +84,15 @@ def places(module: str) -> Iterator[Place]:
 
 def mutants(drawn: list[Place]) -> Iterator[tuple[str, str, str]]:
     """Yield (module, operator, mutated code) of the places whose mutants change what runs; none twice."""
-    seen = {(module, plain((ROOT / module).read_text())) for module, _, _ in drawn}
+    distinct = {(module, plain((ROOT / module).read_text())) for module, _, _ in drawn}
     for module, name, occurrence in drawn:
         mutated = mutate_code((ROOT / module).read_text(), get_operator(name)(), occurrence)
         try:
             tree = plain(mutated or "")
         except SyntaxError:
             continue
-        if mutated and (module, tree) not in seen:
-            seen.add((module, tree))
+        if mutated and (module, tree) not in distinct:
+            distinct.add((module, tree))
             yield module, name.removeprefix("core/"), mutated
 
 
@@ -102,17 +102,17 @@ def belonging(module: str) -> list[list[str]]:
     Raises:
         SystemExit: None are listed.
     """
-    found = [name for name in BELONGS if module == name or module.startswith(f"{name}/")]
-    if not found:
+    owners = [name for name in BELONGS if module == name or module.startswith(f"{name}/")]
+    if not owners:
         sys.exit(f"expected a module under {', '.join(BELONGS)}, got {module}")
-    tests = BELONGS[max(found, key=len)]
+    tests = BELONGS[max(owners, key=len)]
     parts = Path(module).parts
     if parts[0] != "strategies" or len(parts) < 3:
         return [tests]
     method = parts[1] if parts[1] != "baselines" else Path(module).stem
     files = [path for path in sorted((ROOT / "tests/strategies").glob("test_*.py")) if method in path.read_text()]
-    own = [path.relative_to(ROOT).as_posix() for path in files]
-    return [[*own, "tests/test_methods_common.py", "-k", method.replace("_", "-")], own or tests]
+    test_files = [path.relative_to(ROOT).as_posix() for path in files]
+    return [[*test_files, "tests/test_methods_common.py", "-k", method.replace("_", "-")], test_files or tests]
 
 
 def survives(module: str, mutated: str, copy: Path, seconds: float) -> bool:
@@ -132,7 +132,7 @@ def main() -> int:
     files = [path for target in options.targets for path in sorted((ROOT / target).rglob("*.py"))]
     files += [ROOT / target for target in options.targets if target.endswith(".py")]
     modules = [path.relative_to(ROOT).as_posix() for path in files if path.name != "sparse_pb2.py"]
-    chosen = [place for module in modules for place in places(module)]
+    chosen = [mutation for module in modules for mutation in places(module)]
     if options.sample and options.sample < len(chosen):
         drawn = np.random.default_rng(options.seed).choice(len(chosen), options.sample, replace=False)
         print(f"{options.sample} of {len(chosen)} places, seed {options.seed}", flush=True)
@@ -161,13 +161,13 @@ def main() -> int:
                 print(f"{module}: {operator}\n  " + "\n  ".join(list(change)[2:]), flush=True)
     for module, results in killed.items():
         print(f"{module}: {sum(results)} of {len(results)} killed")
-    found = [result for results in killed.values() for result in results]
-    if not found:
+    outcomes = [result for results in killed.values() for result in results]
+    if not outcomes:
         sys.exit("expected places where an operator applies, got none")
-    share = binomtest(sum(found), len(found)).proportion_ci(method="wilson")
-    words = f"{np.mean(found):.0%}, 95 % interval {share.low:.0%} to {share.high:.0%}"
-    print(f"{sum(found)} of {len(found)} killed ({words})")
-    return 1 if not all(found) else 0
+    share = binomtest(sum(outcomes), len(outcomes)).proportion_ci(method="wilson")
+    words = f"{np.mean(outcomes):.0%}, 95 % interval {share.low:.0%} to {share.high:.0%}"
+    print(f"{sum(outcomes)} of {len(outcomes)} killed ({words})")
+    return 1 if not all(outcomes) else 0
 
 
 if __name__ == "__main__":

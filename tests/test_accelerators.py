@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     """What a process with the device says of each check and case."""
     built()
     out = tmp_path_factory.mktemp("sim") / "found.json"
@@ -28,16 +28,19 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_the_simulated_device(found, name):
-    assert not found[name]["error"], found[name]["error"]
+def test_the_simulated_device(outcomes, name):
+    assert not outcomes[name]["error"], outcomes[name]["error"]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_method_trains_uploads_resumes_and_is_exported_on_a_device_as_on_the_cpu(found, name):
+def test_a_method_trains_uploads_resumes_and_is_exported_on_a_device_as_on_the_cpu(outcomes, name):
     """Each step's waits are counted too: values read on the host, copies, results whose shape depends on values."""
-    assert not found[name]["error"], found[name]["error"]
+    assert not outcomes[name]["error"], outcomes[name]["error"]
 
 
-def test_most_methods_can_be_exported(found):
+def test_most_methods_can_be_exported(outcomes):
     """That the comparison of exports is not of refusals alone."""
-    assert {name for name in CASES if not found[name]["exported"]} <= {"fedem", *(n for n in CASES if "pfedgate" in n)}
+    assert {name for name in CASES if not outcomes[name]["exported"]} <= {
+        "fedem",
+        *(n for n in CASES if "pfedgate" in n),
+    }

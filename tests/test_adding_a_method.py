@@ -36,10 +36,10 @@ def module(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "neighbours", raising=False)
     user_modules.enable(tmp_path)
     spec = importlib.util.spec_from_file_location("neighbours_of_the_page", file)
-    made = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, made)
-    spec.loader.exec_module(made)
-    return made
+    copied = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, copied)
+    spec.loader.exec_module(copied)
+    return copied
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def test_the_copied_fedprox_passes_the_checks(proximal):
 )
 def test_the_copied_fedprox_takes_what_fedavg_takes_and_trains_as_fedprox(proximal, keys):
     flat = {"dataset": "digits", "clients": 2, "rounds": 2, "lr": 0.05, "partition.subsample": 80, **keys}
-    one, other = (
+    copied, original = (
         digest(run_in_process(assemble({**flat, "method": method, f"{name}.mu": 0.3}), workers=1).progress.server)
         for name, method in (("proximal", proximal), ("fedprox", "fedprox"))
     )
-    assert one == other
+    assert copied == original
 
 
 def test_the_page_says_what_a_subclass_may_override():

@@ -57,8 +57,8 @@ def test_an_alert_fires_and_only_then(alert, fires, tmp_path):
     expected = [{"exp_labels": _labels(rule, series[0]["series"]), "exp_annotations": {}}] if fires else []
     rules = yaml.safe_load(ALERTS.read_text())
     for group in rules["groups"]:
-        for known in group["rules"]:
-            known.pop("annotations")
+        for group_rule in group["rules"]:
+            group_rule.pop("annotations")
     (tmp_path / "alerts.yml").write_text(yaml.safe_dump(rules))
     test = {"interval": "1m", "input_series": series}
     test["alert_rule_test"] = [{"eval_time": "3h", "alertname": alert, "exp_alerts": expected}]

@@ -26,7 +26,7 @@ SMALL = {"clients": 2, "rounds": 1, "partition": {"subsample": 200}, "progress":
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _in_own_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -44,24 +44,24 @@ def linear(shape, classes):
 
 def test_a_run_is_the_commands():
     """Same keys, same figures and weights: both prepare and execute it with sepal.study.run."""
-    ours = sepal.run("fedavg", name="ours", workers=1, **SMALL)
+    run = sepal.run("fedavg", name="ours", workers=1, **SMALL)
     keys = ("clients=2", "rounds=1", "partition.subsample=200", "method=fedavg", "name=theirs")
     assert (
         CliRunner().invoke(app, ["run", "--workers", "1", *(part for key in keys for part in ("--set", key))]).exit_code
         == 0
     )
-    theirs = sepal.load("theirs")
-    assert ours.frame.equals(theirs.frame)
-    for one, other in zip(
-        ours.model("client-00001").parameters(), theirs.model("client-00001").parameters(), strict=True
+    command_run = sepal.load("theirs")
+    assert run.frame.equals(command_run.frame)
+    for parameter, command_parameter in zip(
+        run.model("client-00001").parameters(), command_run.model("client-00001").parameters(), strict=True
     ):
-        assert one.equal(other)
-    assert list(ours.frame.columns) == ["round", "client", "view", "accuracy"]
-    assert ours.deployed == "received"  # of FedAvg
-    assert set(ours.frame.client) == {"client-00000", "client-00001"}
-    closing = ours.frame[(ours.frame["round"] == 2) & (ours.frame.view == "received")]
-    assert closing.accuracy.mean() == pytest.approx(ours.summary["accuracy"]["received"]["mean"])
-    assert list(ours.rounds["round"]) == [1, 2]
+        assert parameter.equal(command_parameter)
+    assert list(run.frame.columns) == ["round", "client", "view", "accuracy"]
+    assert run.deployed == "received"  # of FedAvg
+    assert set(run.frame.client) == {"client-00000", "client-00001"}
+    closing = run.frame[(run.frame["round"] == 2) & (run.frame.view == "received")]
+    assert closing.accuracy.mean() == pytest.approx(run.summary["accuracy"]["received"]["mean"])
+    assert list(run.rounds["round"]) == [1, 2]
 
 
 @pytest.mark.e2e  # a run in processes of its own
@@ -106,8 +106,8 @@ def test_all_code_of_a_notebook_reaches_workers(tmp_path, compared):
     keys = {"clients": 2, "rounds": 1, "augment": lambda x, rng: x * 2, "progress": False}
     model = partial(lambda hidden, shape, classes: nn.Linear(shape[0], classes), 3)
     if compared:
-        made = sepal.compare(["fedavg"], dataset=data, model=model, out=tmp_path / "all", **keys)
-        assert list(made.frame.metric) == ["within-half, %"]
+        comparison = sepal.compare(["fedavg"], dataset=data, model=model, out=tmp_path / "all", **keys)
+        assert list(comparison.frame.metric) == ["within-half, %"]
     else:
         assert "within-half" in sepal.run("fedavg", data, model, workers=2, **keys).frame
 
@@ -199,19 +199,19 @@ def test_a_comparison_has_frames_a_frontier_and_a_report(runs_in_this_process):
     def build(shape, classes):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 
-    made = sepal.compare(["fedavg", "local", "fedpse"], seeds=range(2), model=build, out="all", **SMALL)
-    assert sorted(made.frame.name) == ["fedavg", "fedpse", "local"]
-    assert set(made.frame.seeds) == {2}
-    assert "data:image/svg+xml;base64," in made.frontier()._repr_html_()
-    assert re.match(r"Best for (its|their) bytes: local \(0 MB\)", made.frontier().words)
-    frontier = made.frontier().frame
+    comparison = sepal.compare(["fedavg", "local", "fedpse"], seeds=range(2), model=build, out="all", **SMALL)
+    assert sorted(comparison.frame.name) == ["fedavg", "fedpse", "local"]
+    assert set(comparison.frame.seeds) == {2}
+    assert "data:image/svg+xml;base64," in comparison.frontier()._repr_html_()
+    assert re.match(r"Best for (its|their) bytes: local \(0 MB\)", comparison.frontier().words)
+    frontier = comparison.frontier().frame
     assert frontier.name.iloc[0] == "local"
     assert frontier.megabytes.is_monotonic_increasing
     assert bool(frontier.frontier.iloc[0])
     on = frontier[frontier.frontier]
     assert on.accuracy.is_monotonic_increasing
-    assert "<iframe srcdoc=" in made.plot()._repr_html_()
-    assert made.plot().save("page.html").stat().st_size > 10_000
+    assert "<iframe srcdoc=" in comparison.plot()._repr_html_()
+    assert comparison.plot().save("page.html").stat().st_size > 10_000
 
 
 def test_a_wrong_key_is_one_line():
@@ -257,8 +257,8 @@ def test_a_name_that_is_taken_is_refused_with_what_to_do():
         sepal.run("local", name="taken", seed=1, workers=1, **SMALL)
     with pytest.raises(ConfigError, match="client: expected a client of taken: client-00000 … client-00001, got 7"):
         run.model(7)
-    for one, other in zip(run.model(1).parameters(), run.model("client-00001").parameters(), strict=True):
-        assert one.equal(other)
+    for first, second in zip(run.model(1).parameters(), run.model("client-00001").parameters(), strict=True):
+        assert first.equal(second)
 
 
 def test_a_comparison_that_fails_says_why(runs_in_this_process):
@@ -274,9 +274,9 @@ def test_a_comparison_that_fails_says_why(runs_in_this_process):
 
 def test_a_comparison_shows_the_rate_that_a_search_chose(runs_in_this_process, capsys):
     keys = {**SMALL, "progress": True}
-    made = sepal.compare(["local"], tune=True, out="tuned", **keys)
-    (row,) = made.frame.to_dict("records")
-    tried = [float(values.partition("=")[2]) for values, _ in made.comparison.tuning[0].values]
+    comparison = sepal.compare(["local"], tune=True, out="tuned", **keys)
+    (row,) = comparison.frame.to_dict("records")
+    tried = [float(values.partition("=")[2]) for values, _ in comparison.comparison.tuning[0].values]
     assert row["lr"] in tried
     assert f"tuned: local: lr={row['lr']}\n" in capsys.readouterr().err
 

@@ -27,7 +27,7 @@ def test_every_file_and_module_that_the_page_names_is_there():
             assert list(ROOT.rglob(name)), name
             continue
         parts = name.removeprefix("sepal.").split(".")
-        if any(place.joinpath(*parts).is_dir() for place in (ROOT, ROOT / "sepal")):
+        if any(root.joinpath(*parts).is_dir() for root in (ROOT, ROOT / "sepal")):
             continue
         module = next((m for m in ("", "sepal/") if (ROOT / (m + "/".join(parts[:2]) + ".py")).exists()), None)
         assert module is not None, name

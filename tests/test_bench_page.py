@@ -59,9 +59,9 @@ INFERENCE = {
 def measured(name: str) -> dict[str, dict[str, Any]]:
     """Read the rows of a file, by what was measured."""
     rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-    found = {row["what"]: row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    results = {row["what"]: row for row in rows}
+    assert len(results) == len(rows)
+    return results
 
 
 def commit(name: str) -> str:
@@ -73,18 +73,18 @@ def short(value: float, places: int) -> str:
     return f"{value:.{places}f}".removeprefix("0")
 
 
-def met(found: dict[str, Any]) -> str:
-    return "yes" if found["met"] else "no"
+def yes_or_no(result: dict[str, Any]) -> str:
+    return "yes" if result["met"] else "no"
 
 
 def row(title: str, values: list[str]) -> str:
     return f"| {title} | {' | '.join(values)} |"
 
 
-def starting(what: str, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def starting(prefix: str, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the one row of which the name begins with ``what``."""
-    (found,) = (each for name, each in rows.items() if name.startswith(what))
-    return found
+    (result,) = (row_result for name, row_result in rows.items() if name.startswith(prefix))
+    return result
 
 
 def table(after: str) -> list[str]:
@@ -96,45 +96,45 @@ def table(after: str) -> list[str]:
 
 
 def test_a_step_by_width():
-    found, rows = measured("bench-widths"), []
-    for what, each in found.items():
-        kind, width, r = re.fullmatch(r"step of (.*) at width (\S+) \(r = (\S+)\), over .*", what).groups()
+    results, rows = measured("bench-widths"), []
+    for name, result in results.items():
+        kind, width, r = re.fullmatch(r"step of (.*) at width (\S+) \(r = (\S+)\), over .*", name).groups()
         assert Fraction(r) == Fraction(width) ** 2
-        peak = f"{each['mebibytes']:.0f} ({short(each['mebibytes_ratio'], 2)})"
-        taken = [short(each["ratio"], 3), f"{1e3 * each['seconds']:.0f}", peak]
-        rows.append(of_width(MODELS[kind], width, r, taken, each["parameters"], each["multiply_adds"]))
-    taken = ["1", f"{1e3 * each['full_seconds']:.0f}", f"{each['full_mebibytes']:.0f} (1)"]
-    full = [each[count] / each[f"{count}_ratio"] for count in ("parameters", "multiply_adds")]
-    assert table("A step by width") == [of_width(FULL, "1", "1", taken, *full), *rows]
-    goal = starting("step of Pa3dFL's model at width 1/4", found)
+        peak = f"{result['mebibytes']:.0f} ({short(result['mebibytes_ratio'], 2)})"
+        step_cells = [short(result["ratio"], 3), f"{1e3 * result['seconds']:.0f}", peak]
+        rows.append(of_width(MODELS[kind], width, r, step_cells, result["parameters"], result["multiply_adds"]))
+    step_cells = ["1", f"{1e3 * result['full_seconds']:.0f}", f"{result['full_mebibytes']:.0f} (1)"]
+    full = [result[count] / result[f"{count}_ratio"] for count in ("parameters", "multiply_adds")]
+    assert table("A step by width") == [of_width(FULL, "1", "1", step_cells, *full), *rows]
+    goal = starting("step of Pa3dFL's model at width 1/4", results)
     assert f"at width 1/4 was at most .3; it is {short(goal['ratio'], 3)}" in PROSE
 
 
-def of_width(model: str, width: str, r: str, taken: list[str], parameters: float, work: float) -> str:
+def of_width(model: str, width: str, r: str, step_cells: list[str], parameters: float, work: float) -> str:
     """Return a row of the table: sizes are float32 in 10⁻¹ MiB; multiply-adds are in 10⁷."""
     at = PUBLISHED.index(width) if width in PUBLISHED else None
     peak, adds, size = ("" if at is None else values.split()[at] for values in TABLE_2[model])
     counts = [peak, f"{work / 1e7:.1f}", adds, f"{parameters:,.0f}", f"{40 * parameters / 2**20:.1f}", size]
-    return row(model, [f"{width} ({r})", *taken, *counts])
+    return row(model, [f"{width} ({r})", *step_cells, *counts])
 
 
 def test_a_model_of_86_m_parameters():
-    found, rows = measured("bench-size").values(), []
-    for each in found:
-        traffic = [f"{each[f'{way}_bytes_a_client'] / 1e6:,.2f}" for way in ("down", "up")]
-        memory = [f"{each['server_mib']:,}", f"{each['client_mib']:,}"]
-        title = f"{each['method']}, {each['clients']} clients, {each['engine']}"
-        rows.append(row(title, [*memory, *traffic, f"{each['round_seconds']:.0f}"]))
+    results, rows = measured("bench-size").values(), []
+    for result in results:
+        traffic = [f"{result[f'{way}_bytes_a_client'] / 1e6:,.2f}" for way in ("down", "up")]
+        memory = [f"{result['server_mib']:,}", f"{result['client_mib']:,}"]
+        title = f"{result['method']}, {result['clients']} clients, {result['engine']}"
+        rows.append(row(title, [*memory, *traffic, f"{result['round_seconds']:.0f}"]))
     assert table("A model of 86 M parameters") == rows
-    for each in found:
-        if each["goal"]:
-            half = each["clients"] // 2
-            assert f"{each['method']}, {each['clients']} clients over {half}: {each['ratio']:.2f}" in PROSE
+    for result in results:
+        if result["goal"]:
+            half = result["clients"] // 2
+            assert f"{result['method']}, {result['clients']} clients over {half}: {result['ratio']:.2f}" in PROSE
 
 
 def test_the_hypernetwork():
-    found, rows = measured("bench-hypernetwork"), []
-    for what, clients, width, depth in (
+    results, rows = measured("bench-hypernetwork"), []
+    for setting, clients, width, depth in (
         ("100 clients, full width", "100", "1", 3),
         ("100 clients, full width, encoder of 2 layers", "100", "1", 2),
         ("100 clients, full width, encoder of 1 layer", "100", "1", 1),
@@ -142,21 +142,21 @@ def test_the_hypernetwork():
         ("1000 clients, full width, 1,000 embeddings", "1,000", "1", 3),
         ("100 clients, full width, decoders of rank 8", "100, decoders of rank 8", "1", 3),
     ):
-        spent = found.pop(f"hypernetwork for 20 of {what}, over their training")
-        peak = found.pop(f"hypernetwork for 20 of {what}, peak memory over its bytes")
+        spent = results.pop(f"hypernetwork for 20 of {setting}, over their training")
+        peak = results.pop(f"hypernetwork for 20 of {setting}, peak memory over its bytes")
         assert spent["ratio"] == pytest.approx((spent["generate"] + spent["step"]) / spent["training"])
         values = [short(spent[part], 3) for part in ("generate", "step")]
-        values.append(TABLE_9[depth] if what.startswith("100 clients, full width") and "rank" not in what else "")
+        values.append(TABLE_9[depth] if setting.startswith("100 clients, full width") and "rank" not in setting else "")
         values += [short(spent["training"], 1), short(spent["ratio"], 3), f"{spent['bytes'] / 2**20:.0f}"]
         values.append(f"{peak['mebibytes']:.0f} ({peak['ratio']:.2f})")
         rows.append(row(clients, [width, str(depth), *values]))
     assert table("The hypernetwork") == rows
-    ((what, fashion),) = found.items()
-    assert "Fashion-MNIST" in what
+    ((setting, fashion),) = results.items()
+    assert "Fashion-MNIST" in setting
     whole = fashion["mebibytes"] / fashion["ratio"]
     peak = f"{fashion['mebibytes']:.0f} MiB ({fashion['ratio']:.2f} times"
     assert f"hypernetwork has {whole:.0f} MiB, and the peak is {peak}" in PROSE
-    ratios = [each["ratio"] for what, each in measured("bench-hypernetwork").items() if "peak" in what]
+    ratios = [result["ratio"] for setting, result in measured("bench-hypernetwork").items() if "peak" in setting]
     assert f"the peak is {min(ratios):.2f} to {max(ratios):.2f} times" in PROSE
 
 
@@ -171,15 +171,15 @@ def test_resnet18_is_said_not_to_be_measured():
 
 
 def test_the_gate():
-    found, lines, steps = measured("bench-gate"), [], []
-    for title, what in STEPS.items():
-        steps.append([found.pop(f"{what}, {m}, s = {s}, batch of 128")["ratio"] for m in GATED for s in KEEPS])
+    results, lines, steps = measured("bench-gate"), [], []
+    for title, step_name in STEPS.items():
+        steps.append([results.pop(f"{step_name}, {m}, s = {s}, batch of 128")["ratio"] for m in GATED for s in KEEPS])
         lines.append(row(title, [short(value, 2) for value in steps[-1]]))
     for title, how in INFERENCE.items():
-        each = [found.pop(f"inference over plain, {m}, s = {s} of {how}", None) for m in GATED for s in KEEPS]
-        shown = [f"{short(e['ratio'], 2)} ({short(e['multiply_adds'], 2)})" if e else "" for e in each]
+        inference = [results.pop(f"inference over plain, {m}, s = {s} of {how}", None) for m in GATED for s in KEEPS]
+        shown = [f"{short(e['ratio'], 2)} ({short(e['multiply_adds'], 2)})" if e else "" for e in inference]
         lines.append(row(title, shown))
-    assert not found
+    assert not results
     assert table("pFedGate's gate") == lines
     columns = [f"{m}, s = {s.removeprefix('0')}" for m in GATED for s in KEEPS]
     assert f"| | {' | '.join(columns)} |" in PAGE
@@ -194,29 +194,29 @@ def span(values: list[float]) -> tuple[str, str]:
 
 
 def test_inference_with_the_gate():
-    found = measured("bench-gate")
+    results = measured("bench-gate")
 
     def ratio(model: str, keep: str, how: str) -> str:
-        return short(found[f"inference over plain, {model}, s = {keep} of {how}"]["ratio"], 2)
+        return short(results[f"inference over plain, {model}, s = {keep} of {how}"]["ratio"], 2)
 
     saved = [ratio("cnn-cifar100", "0.3", INFERENCE[title]) for title in (COSTS, GREEDY)]
     text = f"{' and '.join(saved)} × on cnn-cifar100 at s = .3, {ratio('lenet-cifar10', '0.3', INFERENCE[COSTS])} × on"
     assert text in PROSE
-    exact = [each for what, each in found.items() if re.search(r"s = 0\.. of weights, by client, exact$", what)]
-    work, taken = (span([each[key] for each in exact]) for key in ("multiply_adds", "ratio"))
-    assert f"keeps {work[0]} to {work[1]} of all multiply-adds: {taken[0]} to {taken[1]} × the plain model" in PROSE
-    sample = span([each["ratio"] for what, each in found.items() if what.endswith("weights, by sample, exact")])
+    exact = [result for name, result in results.items() if re.search(r"s = 0\.. of weights, by client, exact$", name)]
+    work, ratios = (span([result[key] for result in exact]) for key in ("multiply_adds", "ratio"))
+    assert f"keeps {work[0]} to {work[1]} of all multiply-adds: {ratios[0]} to {ratios[1]} × the plain model" in PROSE
+    sample = span([result["ratio"] for name, result in results.items() if name.endswith("weights, by sample, exact")])
     assert f"By sample nothing is saved ({sample[0]} to {sample[1]} ×)" in PROSE
     assert f"s = 1 costs {ratio('lenet-cifar10', '1', 'weights, by client, exact')} × the plain inference" in PROSE
 
 
 def test_half_of_the_channels():
-    found, rows = measured("bench-cuts"), []
-    for what, title in (
+    results, rows = measured("bench-cuts"), []
+    for cut, title in (
         ("half of the convolutions", "half of the convolutions' channels (as Sub-FedAvg Hy cuts)"),
         ("half of the width", "half of all channels and hidden units"),
     ):
-        step, peak = starting(f"seconds of a step, {what}", found), starting(f"peak MiB, {what}", found)
+        step, peak = starting(f"seconds of a step, {cut}", results), starting(f"peak MiB, {cut}", results)
         cpu, cpu_full = step["cpu_seconds"], step["cpu_seconds_full"]
         work = f"{short(cpu / cpu_full, 3)} ({cpu:.2f} over {cpu_full:.2f})"
         memory = f"{short(peak['ratio'], 3)} ({peak['peak_half']:.0f} over {peak['peak_full']:,.0f} MB)"
@@ -226,19 +226,19 @@ def test_half_of_the_channels():
 
 
 def test_a_deployed_round():
-    (found,) = measured("bench-deployed").values()
-    seconds, least, most = ([short(found[f"{k}_{what}round_seconds"], 2) for k in KINDS] for what in SPREAD)
+    (result,) = measured("bench-deployed").values()
+    seconds, least, most = ([short(result[f"{k}_{quantity}round_seconds"], 2) for k in KINDS] for quantity in SPREAD)
     spread = [f"{s} ({low} to {high})" for s, low, high in zip(seconds, least, most, strict=True)]
     training, server = (
-        [short(found[f"{k}_{what}"], 3) for k in KINDS]
-        for what in ("training_seconds", "server_seconds_between_rounds")
+        [short(result[f"{k}_{quantity}"], 3) for k in KINDS]
+        for quantity in ("training_seconds", "server_seconds_between_rounds")
     )
     rows = [row("seconds per round: median (least to most)", spread), row("of which training", training)]
     assert table("A deployed round") == [*rows, row("server between rounds", server)]
-    assert f"Both are met: {short(found['ratio'], 3)} and {seconds[0]} s" in PROSE
+    assert f"Both are met: {short(result['ratio'], 3)} and {seconds[0]} s" in PROSE
     title = "deployed round with almost no training: warm client process over Flower's own "
     title += f"({' and '.join(seconds)} s; commit `{commit('bench-deployed')}`)"
-    assert row(title, [short(found["ratio"], 3), "at most .45", met(found)]) in PAGE
+    assert row(title, [short(result["ratio"], 3), "at most .45", yes_or_no(result)]) in PAGE
 
 
 def test_the_in_process_round():
@@ -247,65 +247,65 @@ def test_the_in_process_round():
         ("bench-engine", "idle, commit `{}` ([bench-engine.json](bench-engine.json))"),
         ("bench", "within `make -C tools bench`, commit `{}`"),
     ):
-        found, values = measured(file), []
+        results, values = measured(file), []
         for batch in (10, 50):
-            each = starting(f"in-process round over SGD floor, batch {batch}", found)
-            seconds = f"{each['engine_seconds']:.2f} over {each['floor_seconds']:.2f}"
-            values.append(f"{short(each['ratio'], 3)} ({seconds})")
+            result = starting(f"in-process round over SGD floor, batch {batch}", results)
+            seconds = f"{result['engine_seconds']:.2f} over {result['floor_seconds']:.2f}"
+            values.append(f"{short(result['ratio'], 3)} ({seconds})")
         rows.append(row(title.format(commit(file)), values))
     assert [line.replace(" s over", " over") for line in table("The in-process round")] == rows
     for batch in (10, 50):
-        each = starting(f"in-process round over SGD floor, batch {batch}", measured("bench-engine"))
+        result = starting(f"in-process round over SGD floor, batch {batch}", measured("bench-engine"))
         title = f"in-process round over the SGD floor, batch {batch} †"
-        assert row(title, [short(each["ratio"], 3), "at most 1.05", met(each)]) in PAGE
+        assert row(title, [short(result["ratio"], 3), "at most 1.05", yes_or_no(result)]) in PAGE
 
 
 def test_the_codec():
-    found = measured("bench")
-    for what, title in (
+    results = measured("bench")
+    for operation, title in (
         ("encode", "encode at 10 % of 10 M entries: {} MB/s of dense fp32, over a memory copy"),
         ("decode", "decode at 10 %: {} MB/s, over a memory copy"),
     ):
-        each = found[f"{what} at 0.1 of 10 M entries"]
-        values = [short(each["ratio"], 2), "at least 2,500 MB/s", met(each)]
-        assert row(title.format(f"{each['mb_per_second']:,.0f}"), values) in PAGE
-        rest = [short(found[f"{what} at {keep} of 10 M entries"]["ratio"], 2) for keep in (0.5, 0.3, 0.01)]
-        assert f"| {what} at .5, .3, .01 over a memory copy | {', '.join(rest)} | | |" in PAGE
-    each = [found[f"encode at {keep} of 10 M entries"] for keep in (0.5, 0.3, 0.1, 0.01)]
-    bound = [one["index_bytes_over_entropy_bound"] for one in each]
-    assert f"at .5, .3, .1, .01: {', '.join(f'{each:.3f}' for each in bound)} (goal: at most 1.03)" in PROSE
+        entry = results[f"{operation} at 0.1 of 10 M entries"]
+        values = [short(entry["ratio"], 2), "at least 2,500 MB/s", yes_or_no(entry)]
+        assert row(title.format(f"{entry['mb_per_second']:,.0f}"), values) in PAGE
+        rest = [short(results[f"{operation} at {keep} of 10 M entries"]["ratio"], 2) for keep in (0.5, 0.3, 0.01)]
+        assert f"| {operation} at .5, .3, .01 over a memory copy | {', '.join(rest)} | | |" in PAGE
+    encoded = [results[f"encode at {keep} of 10 M entries"] for keep in (0.5, 0.3, 0.1, 0.01)]
+    bound = [result["index_bytes_over_entropy_bound"] for result in encoded]
+    assert f"at .5, .3, .1, .01: {', '.join(f'{ratio:.3f}' for ratio in bound)} (goal: at most 1.03)" in PROSE
     assert max(bound) <= 1.03
 
 
 def test_aggregation():
-    found = measured("bench-aggregation")
-    few, most, many = (starting(f"aggregate {count} uploads", found) for count in (10, 100, 1000))
+    results = measured("bench-aggregation")
+    few, most, many = (starting(f"aggregate {count} uploads", results) for count in (10, 100, 1000))
     title = "element-wise aggregation of 100 uploads, 11 M parameters at 10 %, over reading and decoding them once †"
-    assert row(title, [f"{most['ratio']:.2f}", "at most 3", met(most)]) in PAGE
+    assert row(title, [f"{most['ratio']:.2f}", "at most 3", yes_or_no(most)]) in PAGE
     assert f"| the same, 10 and 1,000 uploads † | {few['ratio']:.2f}, {many['ratio']:.2f} | | |" in PAGE
-    whole = starting("all of FedPSE's server step", found)["ratio"]
+    whole = starting("all of FedPSE's server step", results)["ratio"]
     title = "the whole server step of FedPSE for 10 uploads, over reading and decoding them †"
     assert row(title, [f"{whole:.2f}", "at most 10", "yes" if whole <= 10 else "no"]) in PAGE
     assert f"It costs {whole:.1f} times the reading for 10 uploads (EWA in that run: {few['ratio']:.1f})" in PROSE
-    each = [short(one["seconds_per_upload"], 3) for one in (few, most, many)]
-    assert f"falls from {each[0]} s (10 uploads," in PROSE
-    assert f"to {each[1]} (100) and {each[2]} (1,000)" in PROSE
-    assert {f"{one['peak_memory_mb']:.0f}" for one in (few, most, many)} == {"575"}
+    seconds = [short(result["seconds_per_upload"], 3) for result in (few, most, many)]
+    assert f"falls from {seconds[0]} s (10 uploads," in PROSE
+    assert f"to {seconds[1]} (100) and {seconds[2]} (1,000)" in PROSE
+    assert {f"{result['peak_memory_mb']:.0f}" for result in (few, most, many)} == {"575"}
     assert "Peak memory is 575 MB in all three cases" in PROSE
     earlier = starting("aggregate 100 uploads", measured("bench"))
     assert f"3.45 before, {earlier['ratio']:.2f} after" in PROSE
 
 
 def test_peak_memory():
-    each = starting("peak memory, 500 virtual clients", measured("bench"))
+    result = starting("peak memory, 500 virtual clients", measured("bench"))
     title = "peak memory, 500 virtual clients with state over 100, cache of 64 MB "
-    title += f"({each['megabytes_many']:,.0f} and {each['megabytes_few']:.0f} MB)"
-    assert row(title, [f"{each['ratio']:.2f}", "at most 1.25", met(each)]) in PAGE
+    title += f"({result['megabytes_many']:,.0f} and {result['megabytes_few']:.0f} MB)"
+    assert row(title, [f"{result['ratio']:.2f}", "at most 1.25", yes_or_no(result)]) in PAGE
     (server,) = measured("bench-server-memory").values()
     few, some, many = (f"{server[f'megabytes_{count}']:.0f}" for count in (10, 100, 1000))
     title = f"server's peak memory, 1,000 clients over 10, 3 MB each way ({few}, {some} and {many} MB at 10, 100, "
     title += "1,000; [own run](bench-server-memory.json))"
-    assert row(title, [f"{server['ratio']:.3f}", "at most 1.25", met(server)]) in PAGE
+    assert row(title, [f"{server['ratio']:.3f}", "at most 1.25", yes_or_no(server)]) in PAGE
 
 
 @pytest.mark.parametrize(("name", "heading"), PARTS.items())

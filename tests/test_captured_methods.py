@@ -33,12 +33,12 @@ WAYS = {
 }
 
 
-def difference(one, other):
+def difference(first, second):
     """The largest difference of two calls of Trainer.fit."""
-    (*_, loss, state, _), (*_, other_loss, other_state, _) = one, other
+    (*_, loss, state, _), (*_, other_loss, other_state, _) = first, second
     assert state.keys() == other_state.keys()
     pairs = [(tensor.double(), other_state[name].double()) for name, tensor in state.items() if tensor.numel()]
-    parts = [float((ours - theirs).abs().max()) for ours, theirs in pairs]
+    parts = [float((left - right).abs().max()) for left, right in pairs]
     return max(abs(loss - other_loss), *parts)
 
 
@@ -51,8 +51,8 @@ def test_the_body_of_captured_steps_trains_as_the_usual_loop(name):
     pairs = [pair for pair in zip(usual.found, captured.found, strict=True) if whole or pair[0][1] == 1]
     assert max(difference(*pair) for pair in pairs) <= MARGIN
     if whole:
-        for one, other in zip(usual.counted, captured.counted, strict=True):
-            assert one == pytest.approx(other, abs=1e-4)
+        for usual_count, captured_count in zip(usual.counted, captured.counted, strict=True):
+            assert usual_count == pytest.approx(captured_count, abs=1e-4)
     way = next(way for way, names in WAYS.items() if CASES[name]["method"] in names)
     assert captured.ways - {"no hooks"} == {way} - {"no hooks"}
     assert {fit[-1] for fit in captured.found} == {way != "as usual"}

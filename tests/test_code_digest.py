@@ -70,15 +70,15 @@ def digests(source, file="<cell>", lines=0):
 
 def test_neither_file_nor_line_nor_process_counts(tmp_path):
     """The other process has another hash seed, and, as a kernel, another file name for the cell."""
-    here = digests(CELL)
-    assert digests(CELL, "/tmp/ipykernel_17/2.py", lines=30) == here
+    expected = digests(CELL)
+    assert digests(CELL, "/tmp/ipykernel_17/2.py", lines=30) == expected
     script = tmp_path / "session.py"
     script.write_text(
         f"{CELL}\nfrom sepal.api.code_digest import code_digest\nprint(*map(code_digest, (build, partly, Net)))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.split() == here
+    assert done.stdout.split() == expected
 
 
 @pytest.mark.parametrize(

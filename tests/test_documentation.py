@@ -16,7 +16,7 @@ from tools.documentation.links import DeadLinkError, outside, rewritten
 from tools.documentation.reference import PACKAGES, api_pages, commands_page, keys_page
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / place for place in FROM_ELSEWHERE)]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in FROM_ELSEWHERE)]
 PLACE = "docs/results/page.md"
 ADDRESSES = {"docs/views.md": "views.md", "sepal/wire/FORMAT.md": "reference/wire-format.md"}
 
@@ -27,7 +27,7 @@ def test_tests_that_pages_name_are_there():
 
 
 @pytest.mark.parametrize(
-    ("text", "there"),
+    ("text", "expected"),
     [
         ("see [a](../../sepal/wire/FORMAT.md#header).", "see [a](../reference/wire-format.md#header)."),
         ("see [two\nlines](../views.md)", "see [two\nlines](../views.md)"),
@@ -42,8 +42,8 @@ def test_tests_that_pages_name_are_there():
         ("a\n<!-- made by\nhand -->\n| b |", "a\n\n| b |"),
     ],
 )
-def test_a_page_for_github_becomes_one_of_the_site(text, there):
-    assert rewritten(text, PLACE, "results/page.md", ADDRESSES) == there
+def test_a_page_for_github_becomes_one_of_the_site(text, expected):
+    assert rewritten(text, PLACE, "results/page.md", ADDRESSES) == expected
 
 
 def test_a_link_to_a_file_that_is_not_there_is_dead():

@@ -45,12 +45,12 @@ def test_every_read_and_write_of_text_names_its_encoding():
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     assert len(files) > 300
     calls = ((file, node) for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    found = [
+    unnamed = [
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file, node in calls
         if isinstance(node, ast.Call) and without_encoding(node)
     ]
-    assert found == []
+    assert unnamed == []
 
 
 def sepal(directory, *arguments):

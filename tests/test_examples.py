@@ -41,19 +41,19 @@ def test_each_file_that_standardises_is_here():
         (ROOT / "sepal/study/template").iterdir(),
     ]
     files = [path for folder in folders for path in folder if path.is_file()]
-    found = {str(path.relative_to(ROOT)) for path in files if ".std(" in path.read_text(encoding="utf-8")}
-    assert found
-    assert found <= set(TABLES)
+    files_with_std = {str(path.relative_to(ROOT)) for path in files if ".std(" in path.read_text(encoding="utf-8")}
+    assert files_with_std
+    assert files_with_std <= set(TABLES)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_client_is_standardised_by_its_own_training_examples_alone(name, monkeypatch):
     """What tests a model, or is another client's, changes no training example."""
     real = getattr(sklearn.datasets, TABLES[name])()
-    other = np.ones(len(real.data), bool)
+    others = np.ones(len(real.data), bool)
 
     def read(return_X_y=False):
-        x = np.where(other[:, None], 1000 * real.data + 5, real.data)
+        x = np.where(others[:, None], 1000 * real.data + 5, real.data)
         numbers = np.arange(len(x), dtype=np.float64)  # as targets, they tell which rows are whose
         return (x, numbers) if return_X_y else sklearn.utils.Bunch(data=x, target=numbers.astype(int))
 
@@ -61,10 +61,10 @@ def test_a_client_is_standardised_by_its_own_training_examples_alone(name, monke
     load = load_of(name)
     scale = 100 if TABLES[name] == "load_diabetes" else 1
     for client in range(4):
-        other[:] = False
+        others[:] = False
         x, y, *_ = load(client)
-        other[:] = True
-        other[np.rint(np.asarray(y) * scale).astype(int)] = False
+        others[:] = True
+        others[np.rint(np.asarray(y) * scale).astype(int)] = False
         again = load(client)
         np.testing.assert_array_equal(again[0], x)
         assert abs(again[2]).max() > 100, "test examples are scaled alike"

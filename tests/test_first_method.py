@@ -56,8 +56,8 @@ def finish(line, directory):
 def test_the_method_passes_the_checks_and_its_own_tests(directory):
     (check,) = (line for line in ALONE if "check-method" in line)
     assert "BAD" not in finish(check, directory)
-    (own,) = (line for line in ALONE if "pytest" in line)
-    assert "2 passed" in finish(f"{own} -p no:cacheprovider", directory)
+    (command,) = (line for line in ALONE if "pytest" in line)
+    assert "2 passed" in finish(f"{command} -p no:cacheprovider", directory)
 
 
 def test_a_method_that_counts_rounds_in_itself_fails_a_check(directory):

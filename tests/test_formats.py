@@ -66,9 +66,9 @@ def test_a_state_says_its_format_and_one_without_is_read(tmp_path, monkeypatch):
     header = files._header
 
     def former(arrays, names, text):
-        found = json.loads(header(arrays, names, text))
-        del found["__metadata__"]["format"]
-        data = json.dumps(found, separators=(",", ":")).encode()
+        document = json.loads(header(arrays, names, text))
+        del document["__metadata__"]["format"]
+        data = json.dumps(document, separators=(",", ":")).encode()
         return data + b" " * (-len(data) % 8)
 
     monkeypatch.setattr(files, "_header", former)
@@ -78,8 +78,8 @@ def test_a_state_says_its_format_and_one_without_is_read(tmp_path, monkeypatch):
 
 def test_a_run_directory_of_another_format_is_neither_shown_nor_continued(tmp_path, monkeypatch):
     run = write_run(tmp_path / "next")
-    place = run / stored_run.ABOUT
-    assert json.loads(place.read_text())["format"] == 1
+    about_path = run / stored_run.ABOUT
+    assert json.loads(about_path.read_text())["format"] == 1
     monkeypatch.setattr(about, "FORMAT", 2)
     about.write_about(run, assemble({"method": "fedavg", "dataset": "digits", "clients": 3}), alone=True)
     content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

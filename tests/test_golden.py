@@ -19,17 +19,17 @@ from tests.golden.summaries import METHODS, differences, read, summary, written
 def test_final_weights_states_and_bytes_are_those_written(method, case):
     if not written(method).exists():
         pytest.fail(f"{method} has no golden file; write it: python -m tests.golden {method}")
-    known = read(method).get(case, {})
-    found = []
+    stored = read(method).get(case, {})
+    differences_found = []
     for seed in SEEDS:
-        expected = known.get(str(seed))
+        expected = stored.get(str(seed))
         if expected is None:
             pytest.fail(f"{written(method).name} lacks {case}.{seed}; write it anew: python -m tests.golden {method}")
         lines = differences(expected, summary(method, case, seed))
         if not lines:
             return
-        found += [f"seed {seed}: {line}" for line in lines]
-    pytest.fail("\n".join([*found, f"if this change is meant: python -m tests.golden {method}"]))
+        differences_found += [f"seed {seed}: {line}" for line in lines]
+    pytest.fail("\n".join([*differences_found, f"if this change is meant: python -m tests.golden {method}"]))
 
 
 @pytest.mark.parametrize("method", CASES)

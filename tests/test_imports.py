@@ -52,10 +52,10 @@ def private_uses(source):
 
 def test_one_package_uses_what_flower_keeps_private():
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    found = {str(path.relative_to(ROOT)): list(private_uses(path.read_text())) for path in files}
-    uses = {name: lines for name, lines in found.items() if lines and not name.startswith(PRIVATE)}
+    uses_by_file = {str(path.relative_to(ROOT)): list(private_uses(path.read_text())) for path in files}
+    uses = {name: lines for name, lines in uses_by_file.items() if lines and not name.startswith(PRIVATE)}
     assert not uses, uses
-    assert any(lines for name, lines in found.items() if name.startswith(PRIVATE))
+    assert any(lines for name, lines in uses_by_file.items() if name.startswith(PRIVATE))
 
 
 def test_private_uses_are_found():
@@ -75,5 +75,5 @@ def test_private_uses_are_found():
 def test_one_place_unpickles():
     """Functions of a notebook, from the process that started this one; no file, message or state is a pickle."""
     files = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
-    found = [name for name, path in files.items() if re.search("pickle[.]loads?[(]|Unpickler", path.read_text())]
-    assert found == ["sepal/user_modules.py"]
+    unpickling = [name for name, path in files.items() if re.search("pickle[.]loads?[(]|Unpickler", path.read_text())]
+    assert unpickling == ["sepal/user_modules.py"]

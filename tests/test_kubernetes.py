@@ -31,11 +31,11 @@ CLOSED = {
 
 def resources(directory: Path = PLACE) -> list[Path]:
     """Resolve ``resources:`` of a kustomization as kustomize does."""
-    found = []
+    files = []
     for name in yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]:
         path = directory / name
-        found += resources(path) if path.is_dir() else [path]
-    return found
+        files += resources(path) if path.is_dir() else [path]
+    return files
 
 
 FILES = [*resources(), PLACE / "monitoring.yaml"]
@@ -75,11 +75,11 @@ def test_every_file_is_a_resource_and_fits_the_schema():
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_kustomize_makes_the_same_objects():
     done = subprocess.run(["kubectl", "kustomize", str(PLACE)], capture_output=True, text=True, check=True)
-    made = list(yaml.safe_load_all(done.stdout))
-    kept = {(item["kind"], item["metadata"]["name"]) for item in made if item["kind"] != "ConfigMap"}
+    objects = list(yaml.safe_load_all(done.stdout))
+    kept = {(item["kind"], item["metadata"]["name"]) for item in objects if item["kind"] != "ConfigMap"}
     assert kept == OBJECTS.keys() - {("NetworkPolicy", "sepal-figures")}
-    assert {item["metadata"].get("namespace", "sepal") for item in made} == {"sepal"}
-    run = next(item for item in made if item["kind"] == "ConfigMap")
+    assert {item["metadata"].get("namespace", "sepal") for item in objects} == {"sepal"}
+    run = next(item for item in objects if item["kind"] == "ConfigMap")
     assert f"name: {run['metadata']['name']}\n" in done.stdout.partition("kind: StatefulSet")[2]
 
 
@@ -150,7 +150,7 @@ def test_ports_are_those_of_the_code_and_of_compose():
 
 def test_no_probe_asks_a_port_that_others_reach():
     """Whoever keeps the port busy would have the container restarted. The kernel alone accepts a connection."""
-    pairs = [(name, key, probe) for name, (_, each) in CONTAINERS.items() for key, probe in each.items()]
+    pairs = [(name, key, probe) for name, (_, container) in CONTAINERS.items() for key, probe in container.items()]
     probes = {(name, key): probe for name, key, probe in pairs if key.endswith("Probe")}
     others = {where for where, probe in probes.items() if "exec" not in probe}
     assert others == {("sepal-server/superlink", "readinessProbe")}
@@ -184,9 +184,9 @@ def test_a_clients_probes_read_what_it_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(rejoining, "examine", lambda *arguments: iter(()))
     rejoining.wait_until_welcome("h:1", None, beat=lambda: file.write_text("waiting\n"))
     assert both() == (True, False)
-    seen = []
-    assert rejoining._ended(SimpleNamespace(wait=waited), lambda: seen.append(file.write_text("running\n"))) == 0
-    assert (len(seen), both()) == (2, (True, True))
+    writes = []
+    assert rejoining._ended(SimpleNamespace(wait=waited), lambda: writes.append(file.write_text("running\n"))) == 0
+    assert (len(writes), both()) == (2, (True, True))
     long_ago = file.stat().st_mtime - 600
     os.utime(file, (long_ago, long_ago))
     assert not good("livenessProbe")

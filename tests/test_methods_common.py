@@ -55,12 +55,12 @@ def test_a_run_shows_no_warning_of_torch(name):
     """Of arrays that may not be written, such as a run's first weights, torch warns once a process."""
     torch.set_warn_always(True)
     try:
-        with warnings.catch_warnings(record=True) as found:
+        with warnings.catch_warnings(record=True) as warnings_shown:
             warnings.simplefilter("always")
             run_in_process(assemble(flat(name, rounds=2, **{"evaluate-every": 0})))
     finally:
         torch.set_warn_always(False)
-    assert not [str(each.message) for each in found if "not writable" in str(each.message)]
+    assert not [str(warning.message) for warning in warnings_shown if "not writable" in str(warning.message)]
 
 
 @METHODS

@@ -19,23 +19,23 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 def test_every_panel_shows_a_figure_that_exists(tmp_path):
     pytest.importorskip("prometheus_client")
-    own = ServerFigures(lambda: Status(1, "training"))
-    own._uploads["accepted", ""] = 1
-    families = [*own.collect(), *ClientFigures(tmp_path / "x", lambda: True, list).collect()]
-    known = {family.name + "_total" * (family.type == "counter") for family in families}
+    figures = ServerFigures(lambda: Status(1, "training"))
+    figures._uploads["accepted", ""] = 1
+    families = [*figures.collect(), *ClientFigures(tmp_path / "x", lambda: True, list).collect()]
+    family_names = {family.name + "_total" * (family.type == "counter") for family in families}
     panels = json.loads((ROOT / "monitoring" / "sepal.json").read_text())["panels"]
     shown = {name for panel in panels for name in re.findall(r"sepal_\w+", panel["targets"][0]["expr"])}
-    assert shown <= known
+    assert shown <= family_names
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
 def test_prometheus_asks_the_ports_that_the_services_serve():
-    found = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())
-    jobs = {job["job_name"]: job for job in found["scrape_configs"]}
+    settings = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in settings["scrape_configs"]}
     server = COMPOSE["superlink"]["environment"]["SEPAL_METRICS"].rpartition(":")[2]
     assert jobs["sepal-server"]["static_configs"][0]["targets"] == [f"superlink:{server}"]
-    asked = jobs["sepal-clients"]["dns_sd_configs"][0]
-    assert f"--metrics=0.0.0.0:{asked['port']}" in COMPOSE[asked["names"][0]]["command"]
+    dns = jobs["sepal-clients"]["dns_sd_configs"][0]
+    assert f"--metrics=0.0.0.0:{dns['port']}" in COMPOSE[dns["names"][0]]["command"]
 
 
 def test_only_the_profile_publishes_a_port_and_on_this_machine_only():

@@ -54,21 +54,21 @@ def served():
 def test_a_servers_figures_follow_the_run(served):
     subject = Federation(FAKES["queue"][0], rounds=4, settings={"evaluate_every": 0, "on_missing": "skip"})
     subject.lost = {(2, "client-1")}
-    strategy, seen = subject.server(), {}
+    strategy, scraped = subject.server(), {}
     began = time.time()
-    own = ServerFigures(strategy.status)
-    port = served(own)
+    figures_served = ServerFigures(strategy.status)
+    port = served(figures_served)
     assert figures(get(port))['sepal_phase{phase="waiting"}'] == 1
 
     class During(Nodes):
         def answer(self, message):
             if message.metadata.group_id in ("3", "5"):
-                seen.setdefault(message.metadata.group_id, figures(get(port)))
+                scraped.setdefault(message.metadata.group_id, figures(get(port)))
             return super().answer(message)
 
-    strategy._observers = [own]
+    strategy._observers = [figures_served]
     strategy.start(During(subject))
-    during, closing, after = seen["3"], seen["5"], figures(get(port))
+    during, closing, after = scraped["3"], scraped["5"], figures(get(port))
     assert (during["sepal_round"], during["sepal_rounds"]) == (3, 4)
     assert closing['sepal_phase{phase="closing"}'] == 1
     assert (closing["sepal_round"], after["sepal_round"]) == (4, 4), "the closing evaluation is no round of the user's"
@@ -84,8 +84,8 @@ def test_a_servers_figures_follow_the_run(served):
 
 
 def test_the_servers_certificates_are_shown_with_their_end():
-    own = ServerFigures(lambda: Status(1, "waiting"), {"server.pem": 1_800_000_000.0})
-    (expiry,) = [metric for metric in own.collect() if metric.name == "sepal_certificate_expiry_seconds"]
+    server_figures = ServerFigures(lambda: Status(1, "waiting"), {"server.pem": 1_800_000_000.0})
+    (expiry,) = [metric for metric in server_figures.collect() if metric.name == "sepal_certificate_expiry_seconds"]
     assert [(sample.labels, sample.value) for sample in expiry.samples] == [({"file": "server.pem"}, 1_800_000_000.0)]
 
 
@@ -113,7 +113,7 @@ def test_a_run_is_ready_while_its_work_goes_on(status, words, served):
 def test_a_round_tells_those_who_work_from_those_who_are_away():
     """Client 1 is not connected in round 2: it is missing, and the others work."""
     subject = Federation(FAKES["queue"][0], rounds=2, settings={"evaluate_every": 0, "on_missing": "skip"})
-    strategy, seen, away = subject.server(), [], list(subject.nodes)[1]
+    strategy, statuses, away = subject.server(), [], list(subject.nodes)[1]
 
     class Away(Nodes):
         def get_node_ids(self):
@@ -121,11 +121,11 @@ def test_a_round_tells_those_who_work_from_those_who_are_away():
 
         def answer(self, message):
             if message.metadata.group_id == "2":
-                seen.append(strategy.status())
+                statuses.append(strategy.status())
             return super().answer(message)
 
     strategy.start(Away(subject))
-    assert [(status.asked, status.working, status.missing) for status in seen[:1]] == [(4, 3, 1)]
+    assert [(status.asked, status.working, status.missing) for status in statuses[:1]] == [(4, 3, 1)]
 
 
 def test_a_commands_own_lines_are_json_like_the_others(monkeypatch, capsys):
@@ -141,11 +141,11 @@ def test_a_commands_own_lines_are_json_like_the_others(monkeypatch, capsys):
 
 
 def test_hostile_reasons_do_not_make_a_series_each():
-    own = ServerFigures(lambda: None)
+    server_figures = ServerFigures(lambda: None)
     for number in range(200):
-        own._uploads["refused", own._reason("refused", f"key-{number}: expected a, got b")] += 1
-    assert len(own._uploads) <= MOST_REASONS + 1
-    assert own._uploads["refused", OTHER] == 200 - MOST_REASONS
+        server_figures._uploads["refused", server_figures._reason("refused", f"key-{number}: expected a, got b")] += 1
+    assert len(server_figures._uploads) <= MOST_REASONS + 1
+    assert server_figures._uploads["refused", OTHER] == 200 - MOST_REASONS
 
 
 def test_a_clients_figures_add_up_what_its_processes_wrote(served, tmp_path, monkeypatch):
@@ -156,15 +156,15 @@ def test_a_clients_figures_add_up_what_its_processes_wrote(served, tmp_path, mon
 
     enter_run()
     path = tmp_path / "messages.jsonl"
-    here = [True]
-    port = served(ClientFigures(path, lambda: here[0], lambda: [psutil.Process()]), lambda: "" if here[0] else "gone")
+    alive = [True]
+    port = served(ClientFigures(path, lambda: alive[0], lambda: [psutil.Process()]), lambda: "" if alive[0] else "gone")
     monkeypatch.setenv(operation.STATS, str(path))
     message = Message(RecordDict({"x": ConfigRecord({"y": 1})}), dst_node_id=1, message_type="train", group_id="7")
     app.handle(message, Context(1, 1, {}, RecordDict(), {}))
-    found = figures(get(port))
-    assert found['sepal_messages_total{kind="train",result="error"}'] == 1
-    assert (found["sepal_round"], found["sepal_client_up"]) == (7, 1)
-    assert found["sepal_client_memory_bytes"] > 1e6
+    samples = figures(get(port))
+    assert samples['sepal_messages_total{kind="train",result="error"}'] == 1
+    assert (samples["sepal_round"], samples["sepal_client_up"]) == (7, 1)
+    assert samples["sepal_client_memory_bytes"] > 1e6
     for odd in ("9" * 400, "9" * 5000, "-1"):  # a server's group id may be any text
         app.handle(
             Message(RecordDict(), dst_node_id=1, message_type="train", group_id=odd),
@@ -173,10 +173,10 @@ def test_a_clients_figures_add_up_what_its_processes_wrote(served, tmp_path, mon
         assert figures(get(port))["sepal_round"] == 7
     with path.open("a") as file:
         file.write('{"kind": "train", "result": "answered", "round": 8, "up": 5, "down": 6, "seconds": 0.5}\n{"cut')
-    found = figures(get(port))
-    assert (found["sepal_round"], found['sepal_payload_bytes_total{direction="up"}']) == (8, 5)
+    samples = figures(get(port))
+    assert (samples["sepal_round"], samples['sepal_payload_bytes_total{direction="up"}']) == (8, 5)
     assert get(port, "/healthz") == "ok"
-    here[0] = False
+    alive[0] = False
     with pytest.raises(urllib.error.HTTPError) as caught:
         get(port, "/healthz")
     assert (caught.value.code, caught.value.read()) == (503, b"gone")
@@ -208,22 +208,22 @@ def test_a_web_page_is_not_answered_on_the_loopback_address(served):
 def test_many_connections_take_no_files_of_the_process(served, monkeypatch):
     """Another user's idle connections once took all files that the process may open, and so ended the run."""
     monkeypatch.setattr(listener, "PATIENCE", 1.0)
-    port, here = served(ServerFigures(lambda: Status(1, "round", 1, 1, 1, 0))), psutil.Process()
-    before = here.num_threads()
-    taken = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(3 * listener.CALLERS)]
-    assert here.num_threads() <= before + listener.CALLERS
+    port, process = served(ServerFigures(lambda: Status(1, "round", 1, 1, 1, 0))), psutil.Process()
+    before = process.num_threads()
+    connections = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(3 * listener.CALLERS)]
+    assert process.num_threads() <= before + listener.CALLERS
     assert "sepal_round" in get(port), "those that came first and say nothing give way"
-    for one in taken:
+    for connection in connections:
         with contextlib.suppress(ConnectionResetError):
-            assert one.recv(1) == b"", "is closed, the last ones after a while"
-        one.close()
+            assert connection.recv(1) == b"", "is closed, the last ones after a while"
+        connection.close()
     assert "sepal_round" in get(port)
 
 
 def test_a_port_in_use_and_a_missing_package_are_one_line(served, monkeypatch):
     words = "SEPAL_METRICS: expected a port of this machine that is free"
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=words):
-        operation.serve(str(taken.getsockname()[1]), ServerFigures(lambda: None))
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(ConfigError, match=words):
+        operation.serve(str(listening.getsockname()[1]), ServerFigures(lambda: None))
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="pip install prometheus-client"):
         operation.serve("9100", ServerFigures(lambda: None))

@@ -39,22 +39,22 @@ BLOCKS, TUTORIAL = blocks(TEXT), page("tutorial.md")
 ALONE = re.compile(r"\.venv/bin/sepal (run|show|methods|keys|compare)\b")  # needs no other terminal
 
 
-def commands(found):
-    lines = [line for _, block in found for line in block.splitlines()]
+def commands(code_blocks):
+    lines = [line for _, block in code_blocks for line in block.splitlines()]
     return [line.removeprefix(".venv/bin/sepal ") for line in lines if ALONE.match(line)]
 
 
-def photographs(place):
+def photographs(directory):
     """Write images of mixed size, grey and in colour, of two classes."""
     for name in ("cat", "dog"):
-        (place / name).mkdir(parents=True)
+        (directory / name).mkdir(parents=True)
         for number in range(60):
             size = (30 + number, 40) if number % 2 else (40, 30 + number)
-            Image.new("L" if number % 3 else "RGB", size).save(place / name / f"{number}.png")
+            Image.new("L" if number % 3 else "RGB", size).save(directory / name / f"{number}.png")
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch):
+def examples_directory(tmp_path, monkeypatch):
     """A directory with README's examples, in which commands run."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_the_page_on_own_models_has_a_model():
     assert names["build"]((30,), 2)(torch.zeros(4, 30)).shape == (4, 2)
 
 
-def test_the_own_data_example_says_what_is_missing(there):
+def test_the_own_data_example_says_what_is_missing(examples_directory):
     """Without own.data, and with no node that names a function, one line says where to put it."""
     done = sepal("run --config examples/own_data/run.toml --set own.data= --workers 1")
     assert done.exit_code == 2
@@ -128,6 +128,6 @@ def test_the_commands_of_flower_are_ones_that_it_reads(name):
         words = shlex.split(block.replace("\\\n", " ").splitlines()[-1].replace("$PWD", os.getcwd()))
         assert words[0].removeprefix(".venv/bin/") == "flwr"
         assert words[1:3] == ["run", "."]
-        given = dict(pair.split("=", 1) for pair in words[words.index("--run-config") + 1].split())
-        assert given.keys() <= declared.keys()
-        assemble({key: int(value) if value.isdigit() else value.strip("'") for key, value in given.items()})
+        settings = dict(pair.split("=", 1) for pair in words[words.index("--run-config") + 1].split())
+        assert settings.keys() <= declared.keys()
+        assemble({key: int(value) if value.isdigit() else value.strip("'") for key, value in settings.items()})

@@ -24,12 +24,12 @@ def plain(name):
 def entries(name):
     """Package to version and digests."""
     text = (ROOT / name).read_text().replace("\\\n", " ")
-    found = {}
+    hashes = {}
     for line in text.splitlines():
         if not line.startswith("#"):
             package, _, version = line.split()[0].partition("==")
-            found[plain(package)] = version, re.findall(r"--hash=sha256:([0-9a-f]{64})(?:\s|$)", line)
-    return found
+            hashes[plain(package)] = version, re.findall(r"--hash=sha256:([0-9a-f]{64})(?:\s|$)", line)
+    return hashes
 
 
 def pins(name):
@@ -40,10 +40,10 @@ def pins(name):
 
 @pytest.mark.parametrize(("name", "constraints"), [*product([COMMON, CUDA, CPU], FLOWERS.values()), *FLOWERS.items()])
 def test_each_package_has_digests_and_the_version_of_the_constraints(name, constraints):
-    found = entries(name)
-    assert found
+    packages = entries(name)
+    assert packages
     pinned = pins(constraints)
-    for package, (version, digests) in found.items():
+    for package, (version, digests) in packages.items():
         assert digests, package
         # what the constraints lack is what only torch with CUDA, or another system, needs
         if package in pinned:
@@ -68,9 +68,11 @@ A, Z = "a==1 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n", "z==1 --hash=sh
 def test_an_entry_is_kept_whole():
     torch = "torch==2 \\\n    --hash=sha256:3\n"
     old, new = "flwr==1 \\\n    --hash=sha256:5\n", "flwr==2 \\\n    --hash=sha256:6\n"
-    made = {name: text.partition("\n")[2] for name, text in split(A + old + torch + Z, A + new + torch + Z).items()}
-    assert (made[COMMON], made[CUDA]) == (A + Z, torch)
-    assert [made[name] for name in FLOWERS] == [old, new]
+    requirement_files = {
+        name: text.partition("\n")[2] for name, text in split(A + old + torch + Z, A + new + torch + Z).items()
+    }
+    assert (requirement_files[COMMON], requirement_files[CUDA]) == (A + Z, torch)
+    assert [requirement_files[name] for name in FLOWERS] == [old, new]
 
 
 def test_torch_is_the_same_with_either_flower():
@@ -96,4 +98,4 @@ def test_each_container_is_confined():
         assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"]), name
         assert service["pids_limit"], name
         assert service["mem_limit"] == service["memswap_limit"] == "${MEMORY:-4g}", name
-        assert [place.partition(":")[0] for place in service["tmpfs"]] == ["/tmp", "/home/sepal"], name
+        assert [mount.partition(":")[0] for mount in service["tmpfs"]] == ["/tmp", "/home/sepal"], name

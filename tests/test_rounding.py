@@ -31,14 +31,16 @@ def ended(name):
     return arrays(run_in_process(assemble(flat(name, **SMALL, device="cpu"))))
 
 
-def distance(ours, theirs):
+def distance(first, second):
     """Largest difference of two runs' numbers; infinite where their sizes or whole numbers differ."""
-    found = 0.0
-    for key, value in ours.items():
-        if value.shape != theirs[key].shape or (value.dtype.kind != "f" and not np.array_equal(value, theirs[key])):
+    largest = 0.0
+    for key, value in first.items():
+        if value.shape != second[key].shape or (value.dtype.kind != "f" and not np.array_equal(value, second[key])):
             return np.inf
-        found = max(found, float(np.abs(value - theirs[key]).max(initial=0))) if value.dtype.kind == "f" else found
-    return found
+        largest = (
+            max(largest, float(np.abs(value - second[key]).max(initial=0))) if value.dtype.kind == "f" else largest
+        )
+    return largest
 
 
 @pytest.mark.parametrize("name", [*sorted(ROUNDED), "fedavg", "ditto"])

@@ -47,7 +47,7 @@ def empty_environment(directory: Path) -> tuple[Path, Path]:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     (packages,) = directory.glob("lib/python*/site-packages")
     # A path in a .pth file does not run that directory's own .pth files: an editable install there is not seen.
-    places = [place for place in sys.path if place.endswith("site-packages")]  # two with `make -C tools flower`
+    places = [entry for entry in sys.path if entry.endswith("site-packages")]  # two with `make -C tools flower`
     (packages / "dependencies.pth").write_text("\n".join(places) + "\n")
     return directory / "bin" / "python", packages
 
@@ -148,8 +148,8 @@ def test_serve_join_and_watch_work_in_an_empty_folder(environment, tmp_path):
     served = ["serve", "--set", "rounds=1", "--name", "served", "--port", fleet, "--control", control]
     joined = [["join", f"127.0.0.1:{fleet}", "--partition", str(number), "--of", "2"] for number in range(2)]
     processes = []
-    for place, arguments in enumerate((served, *joined)):
-        with open(tmp_path / f"{place}.log", "wb") as log:
+    for index, arguments in enumerate((served, *joined)):
+        with open(tmp_path / f"{index}.log", "wb") as log:
             command = [environment / "bin" / "sepal", *arguments]
             env = variables(environment, tmp_path)
             processes.append(subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log))
@@ -157,11 +157,11 @@ def test_serve_join_and_watch_work_in_an_empty_folder(environment, tmp_path):
         end = time.monotonic() + 300
         while processes[0].poll() is None and time.monotonic() < end:
             time.sleep(0.5)
-        told = (tmp_path / "0.log").read_text()
-        assert processes[0].poll() == 0, told[-2000:]
+        log_text = (tmp_path / "0.log").read_text()
+        assert processes[0].poll() == 0, log_text[-2000:]
         site = next(environment.glob("lib/python*/site-packages"))
-        assert "app bundle: pyproject.toml (" in told
-        assert f"no code; server and clients run their installed Sepal {__version__}, here from {site}" in told
+        assert "app bundle: pyproject.toml (" in log_text
+        assert f"no code; server and clients run their installed Sepal {__version__}, here from {site}" in log_text
         assert json.loads((tmp_path / "runs" / "served" / "summary.json").read_text())["complete"]
         assert sepal(environment, tmp_path, "watch", "served").returncode == 0
     finally:

@@ -8,9 +8,9 @@ from multiprocessing import Pipe
 
 def through_a_pipe(value):
     """Return what comes out at the other end. A thread sends, because a pipe holds only some 64 KiB."""
-    here, there = Pipe()
-    with here, there, ThreadPoolExecutor(1) as sender:
-        sent = sender.submit(here.send, value)
+    sending_end, receiving_end = Pipe()
+    with sending_end, receiving_end, ThreadPoolExecutor(1) as sender:
+        sent = sender.submit(sending_end.send, value)
         if (failed := sent.exception(timeout=10)) is not None:
             raise failed
-        return there.recv()
+        return receiving_end.recv()

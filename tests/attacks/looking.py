@@ -28,10 +28,10 @@ def command(*words):
     return done.output
 
 
-def page(place):
+def page(directory):
     """The page of ``watch --web``, and its parts that change."""
     try:
-        with ReportServer([str(place)], 0) as server:
+        with ReportServer([str(directory)], 0) as server:
             handler = Handler.__new__(Handler)
             handler.server = server
             return handler._page() + handler._data()
@@ -39,25 +39,25 @@ def page(place):
         return str(error)
 
 
-def in_python(place):
+def in_python(directory):
     try:
-        run = sepal.load(place)
+        run = sepal.load(directory)
         shown = [run.deployed, run.summary, run.frame, run.rounds, run.plot()._repr_html_()]
     except SepalError as error:
         return str(error)
     return "\n".join(map(str, shown))
 
 
-def model_in_python(place):
+def model_in_python(directory):
     try:
-        return str(Run(place).model(0))
+        return str(Run(directory).model(0))
     except SepalError as error:
         return str(error)
 
 
-def frontier(place):
+def frontier(directory):
     try:
-        return Compared(place).frontier().words
+        return Compared(directory).frontier().words
     except SepalError as error:
         return str(error)
 
@@ -73,10 +73,10 @@ QUICK = {
 }
 
 
-def figures(place):
+def figures(directory):
     """The rows of a report's figures, without drawing them."""
     try:
-        return str(datasets(read_comparison([str(place)])))
+        return str(datasets(read_comparison([str(directory)])))
     except (SepalError, *UNFIT) as error:  # of the latter, `sepal report` makes one line
         return str(error)
 

@@ -32,8 +32,8 @@ MEMORY = 1 << 30  # bytes beyond what the process has when it begins
 
 
 def picture(kind):
-    def write(place):
-        path = place / f"a.{kind}"
+    def write(directory):
+        path = directory / f"a.{kind}"
         Image.fromarray(X[0]).save(path)
         return path
 
@@ -41,50 +41,50 @@ def picture(kind):
 
 
 def arrays(**content):
-    def write(place):
-        np.savez_compressed(place / "a.npz", **content)
-        return place / "a.npz"
+    def write(directory):
+        np.savez_compressed(directory / "a.npz", **content)
+        return directory / "a.npz"
 
     return write
 
 
-def one_array(place):
-    np.save(place / "a.npy", X)
-    return place / "a.npy"
+def one_array(directory):
+    np.save(directory / "a.npy", X)
+    return directory / "a.npy"
 
 
-def table(place):
-    path = place / "a.csv"
+def table(directory):
+    path = directory / "a.csv"
     path.write_text('a,b,label,person\n1,2.5,x,p\n3,,"y",q\n-1e5,NaN,x,p\n', encoding="utf-8")
     return path
 
 
-def idx(place):
-    path = place / "a.gz"
+def idx(directory):
+    path = directory / "a.gz"
     path.write_bytes(gzip.compress(struct.pack(">BBBBIII", 0, 0, 8, 3, 6, 8, 8) + X.tobytes()))
     return path
 
 
-def numbers_in_parquet(place):
-    path = place / "train-0.parquet"
+def numbers_in_parquet(directory):
+    path = directory / "train-0.parquet"
     columns = {"a": [1.5, 2.0, 3.0], "b": [[1, 2], [3, 4], [5, 6]], "label": ["x", "y", "x"]}
     parquet.write_table(pa.table(columns), path)
     return path
 
 
-def leaf(place):
-    (place / "femnist" / "train").mkdir(parents=True)
-    (place / "femnist" / "test").mkdir()
+def leaf(directory):
+    (directory / "femnist" / "train").mkdir(parents=True)
+    (directory / "femnist" / "test").mkdir()
     data = {"users": ["w"], "user_data": {"w": {"x": [[0.5] * 784], "y": [3]}}}
     for part in ("test", "train"):
-        path = place / "femnist" / part / "a.json"
+        path = directory / "femnist" / part / "a.json"
         path.write_text(json.dumps(data))
     return path
 
 
 def cells(write, file):
-    def write_cells(place):
-        return write(place, [{"bytes": encoded("PNG", (28, 28)), "path": None}] * 3) / file
+    def write_cells(directory):
+        return write(directory, [{"bytes": encoded("PNG", (28, 28)), "path": None}] * 3) / file
 
     return write_cells
 
@@ -136,8 +136,8 @@ def little_memory():
     """A gigabyte more than the process has: what would take more fails."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, limits[1]))
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, limits[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -158,24 +158,24 @@ def test_damaged_bytes_end_in_one_line(kind, tmp_path, little_memory):
     assert not [words for words in refusals if "\n" in words]
 
 
-def piped(place, name):
+def piped(directory, name):
     """A named pipe, which nobody writes to."""
-    (place / name).parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(place / name)
-    return place
+    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(directory / name)
+    return directory
 
 
 PIPES = {
-    "a.npz": lambda place: load("folder", place),
-    "a.csv": lambda place: load("folder", place),
-    "x/a.png": lambda place: read_example(place / "x" / "a.png"),
-    "x/a.npy": lambda place: read_example(place / "x" / "a.npy"),
-    "femnist/train/a.json": lambda place: load("femnist", place),
-    "femnist/a.parquet": lambda place: load("femnist", place),
-    "aclImdb/train/neg/a.txt": lambda place: imdb._words(place / "aclImdb/train/neg/a.txt"),
-    "schema.toml": lambda place: read_schema(place / "schema.toml"),
-    "b.csv": lambda place: read_inputs(place / "b.csv"),
-    "b.npz": lambda place: read_inputs(place / "b.npz"),
+    "a.npz": lambda directory: load("folder", directory),
+    "a.csv": lambda directory: load("folder", directory),
+    "x/a.png": lambda directory: read_example(directory / "x" / "a.png"),
+    "x/a.npy": lambda directory: read_example(directory / "x" / "a.npy"),
+    "femnist/train/a.json": lambda directory: load("femnist", directory),
+    "femnist/a.parquet": lambda directory: load("femnist", directory),
+    "aclImdb/train/neg/a.txt": lambda directory: imdb._words(directory / "aclImdb/train/neg/a.txt"),
+    "schema.toml": lambda directory: read_schema(directory / "schema.toml"),
+    "b.csv": lambda directory: read_inputs(directory / "b.csv"),
+    "b.npz": lambda directory: read_inputs(directory / "b.npz"),
 }
 
 

@@ -46,8 +46,8 @@ def another(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize("what", OPENED)
-def test_a_directory_that_another_user_made_is_refused_and_left_alone(what, planted, another):
+@pytest.mark.parametrize("opened", OPENED)
+def test_a_directory_that_another_user_made_is_refused_and_left_alone(opened, planted, another):
     """A run cut metrics.jsonl to the rounds that count, also where it was a link."""
     victim = planted.parent / "victim"
     victim.write_text("precious\n")
@@ -55,31 +55,31 @@ def test_a_directory_that_another_user_made_is_refused_and_left_alone(what, plan
         (planted / name).symlink_to(victim)
     another(planted)
     with pytest.raises(StateError, match=r"planted: expected a directory of this user .uid \d+., .*, got one of uid"):
-        OPENED[what](planted)
+        OPENED[opened](planted)
     assert {path.name for path in planted.iterdir()} == {"metrics.jsonl", "ledger.jsonl"}
     assert victim.read_text() == "precious\n"
 
 
 @pytest.mark.parametrize(("mode", "who"), [(0o775, "its group"), (0o757, "others"), (0o1777, "others")])
-@pytest.mark.parametrize("what", OPENED)
-def test_a_directory_that_another_user_may_write_to_is_refused(what, mode, who, planted):
+@pytest.mark.parametrize("opened", OPENED)
+def test_a_directory_that_another_user_may_write_to_is_refused(opened, mode, who, planted):
     planted.chmod(mode)
     words = f"planted: expected a directory that only its owner may write to .*, got one that {who} may write to"
     with pytest.raises(StateError, match=f"{words}, mode {mode:o}"):
-        OPENED[what](planted)
+        OPENED[opened](planted)
     assert not list(planted.iterdir())
 
 
-@pytest.mark.parametrize("what", OPENED)
-def test_a_link_to_a_directory_is_followed_only_if_it_is_this_users(what, planted, another, monkeypatch):
+@pytest.mark.parametrize("opened", OPENED)
+def test_a_link_to_a_directory_is_followed_only_if_it_is_this_users(opened, planted, another, monkeypatch):
     link = planted.parent / "link"
     link.symlink_to(planted)
     monkeypatch.setenv("SEPAL_HOME", str(link))
-    if isinstance(run := OPENED[what](link), RunDirectory):
+    if isinstance(run := OPENED[opened](link), RunDirectory):
         run.close()
     another(link)
     with pytest.raises(StateError, match="link: expected a directory of this user"):
-        OPENED[what](link)
+        OPENED[opened](link)
 
 
 def test_what_sepal_makes_passes_whatever_the_umask(tmp_path, monkeypatch):

@@ -44,10 +44,10 @@ def missing(word):
     file, _, test = word.partition("::")
     if not file.endswith(".py"):
         return "" if fnmatch.filter(everywhere(), file) else "no such test"
-    found = [path for path in (TESTS.rglob(file) if "/" not in file else [TESTS / file]) if path.is_file()]
-    if not found:
+    test_files = [path for path in (TESTS.rglob(file) if "/" not in file else [TESTS / file]) if path.is_file()]
+    if not test_files:
         return "no such file"
-    return "" if not test or any(test in functions(path) for path in found) else f"no such test in {file}"
+    return "" if not test or any(test in functions(path) for path in test_files) else f"no such test in {file}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -74,10 +74,10 @@ def parties(page):
 
 
 def test_every_line_of_the_threat_model_says_what_it_is_and_names_a_test_or_says_why_none():
-    told, tested = parties(MODEL), parties(PAGES[0])
-    assert [title for title, _ in told] == [title for title, _ in tested]
-    assert len(told) == PARTIES
-    for (_, text), (_, table) in zip(told, tested, strict=True):
+    model_parties, tested = parties(MODEL), parties(PAGES[0])
+    assert [title for title, _ in model_parties] == [title for title, _ in tested]
+    assert len(model_parties) == PARTIES
+    for (_, text), (_, table) in zip(model_parties, tested, strict=True):
         kinds = re.findall(r"^(\w.*:)$", text, re.MULTILINE)
         assert kinds == [kind for kind in KINDS if kind in kinds]
         assert "Refused:" in kinds

@@ -35,56 +35,56 @@ def encoded(kind, size=(8, 8)):
 
 def features(**kinds):
     """The metadata from which the library ``datasets`` takes what to decode."""
-    found = {"label": {"dtype": "int64", "_type": "Value"}}
-    found |= {name: {"_type": kind} for name, kind in kinds.items()}
-    return {"huggingface": json.dumps({"info": {"features": found}})}
+    columns = {"label": {"dtype": "int64", "_type": "Value"}}
+    columns |= {name: {"_type": kind} for name, kind in kinds.items()}
+    return {"huggingface": json.dumps({"info": {"features": columns}})}
 
 
-def cells_in_parquet(place, cells, kind="Image", name="image"):
+def cells_in_parquet(directory, cells, kind="Image", name="image"):
     table = pa.table({name: pa.array(cells, CELL), "label": [n % 2 for n in range(len(cells))]})
-    place.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(table.replace_schema_metadata(features(**{name: kind})), place / "train-0.parquet")
-    return place
+    directory.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table.replace_schema_metadata(features(**{name: kind})), directory / "train-0.parquet")
+    return directory
 
 
-def cells_saved_to_disk(place, cells, kind="Image", name="image"):
+def cells_saved_to_disk(directory, cells, kind="Image", name="image"):
     """A directory as ``save_to_disk`` writes it."""
     schema = pa.schema({name: CELL, "label": pa.int64()}, features(**{name: kind}))
-    (place / "train").mkdir(parents=True)
-    with pa.OSFile(str(place / "train" / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+    (directory / "train").mkdir(parents=True)
+    with pa.OSFile(str(directory / "train" / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         labels = [n % 2 for n in range(len(cells))]
         stream.write_table(pa.table({name: pa.array(cells, CELL), "label": labels}, schema=schema))
-    (place / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (directory / "dataset_dict.json").write_text('{"splits": ["train"]}')
     state = {"_data_files": [{"filename": "a.arrow"}], "_fingerprint": "0", "_format_columns": None, "_split": None}
     state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False}
-    (place / "train" / "state.json").write_text(json.dumps(state))
+    (directory / "train" / "state.json").write_text(json.dumps(state))
     info = json.loads(features(**{name: kind})["huggingface"])["info"]
-    (place / "train" / "dataset_info.json").write_text(json.dumps(info))
-    return place
+    (directory / "train" / "dataset_info.json").write_text(json.dumps(info))
+    return directory
 
 
-def cells_of_femnist(place, cells, kind="Image", name="image"):
+def cells_of_femnist(directory, cells, kind="Image", name="image"):
     """The layout of ``flwrlabs/femnist``."""
     columns = {name: pa.array(cells, CELL), "character": [n % 2 for n in range(len(cells))]}
-    (place / "femnist").mkdir(parents=True)
-    parquet.write_table(pa.table({**columns, "writer_id": ["a"] * len(cells)}), place / "femnist" / "0.parquet")
-    return place
+    (directory / "femnist").mkdir(parents=True)
+    parquet.write_table(pa.table({**columns, "writer_id": ["a"] * len(cells)}), directory / "femnist" / "0.parquet")
+    return directory
 
 
 WRITERS = [cells_in_parquet, cells_saved_to_disk, cells_of_femnist]
 
 
-def refusal(writer, place, cells):
+def refusal(writer, directory, cells):
     """The line by which reading them is refused."""
-    writer(place, cells)
+    writer(directory, cells)
     with pytest.raises(DataError) as refused:
-        load("femnist", place) if writer is cells_of_femnist else hub.read(place, READING)
+        load("femnist", directory) if writer is cells_of_femnist else hub.read(directory, READING)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 @pytest.fixture
-def asked():
+def recording_server():
     """The address of a server on this machine, and what it was asked for."""
     requests = []
 
@@ -119,8 +119,8 @@ def test_the_path_of_an_image_runs_no_code(writer, tmp_path):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_the_path_of_an_image_is_not_fetched_nor_opened(writer, asked, tmp_path):
-    address, requests = asked
+def test_the_path_of_an_image_is_not_fetched_nor_opened(writer, recording_server, tmp_path):
+    address, requests = recording_server
     (tmp_path / "private.png").write_bytes(encoded("PNG"))
     for number, path in enumerate((f"{address}/x.png", f"zip://a.png::{address}/x.zip", str(tmp_path / "private.png"))):
         words = refusal(writer, tmp_path / str(number), [{"bytes": None, "path": path}] * 2)

@@ -62,14 +62,14 @@ def context(credentials, names, directory):
     plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     leaf = builder.sign(KEY, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     file.write_bytes(leaf + credentials.authority.read_bytes() + KEY.private_bytes(serialization.Encoding.PEM, *plain))
-    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    found.load_cert_chain(file)
-    return found
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(file)
+    return server_context
 
 
 @pytest.mark.parametrize("names", FORGED.values(), ids=FORGED.keys())
 def test_a_forged_certificate_is_one_line_whatever_is_in_it(names, credentials, tmp_path):
-    shown = iter([context(credentials, one, tmp_path) for one in names])
+    shown = iter([context(credentials, name, tmp_path) for name in names])
 
     def handshake(connection):
         with contextlib.suppress(OSError):  # the client does not trust it
@@ -105,10 +105,10 @@ def waiting(monkeypatch):
     return wait
 
 
-@pytest.mark.parametrize("what", ["certificate", "TLS"])
-def test_nobody_in_the_servers_place_ends_a_client_that_has_joined_before(what, credentials, waiting):
+@pytest.mark.parametrize("check", ["certificate", "TLS"])
+def test_nobody_in_the_servers_place_ends_a_client_that_has_joined_before(check, credentials, waiting):
     """Whoever answers in the server's place has proved nothing, so its word counts no more than silence."""
-    wrong = [probe.Finding(what, False, "of another authority")]
+    wrong = [probe.Finding(check, False, "of another authority")]
     lines, lasted = waiting([*[wrong] * 5000, []], credentials)
     assert lasted == 5000
     assert len(lines) == 1
@@ -120,7 +120,7 @@ def test_what_the_server_itself_says_ends_a_client_after_a_while(credentials, wa
         waiting([[probe.Finding("key", False, "not registered")]] * 200, credentials)
 
 
-@pytest.mark.parametrize("what", ["certificate", "TLS"])
-def test_a_client_that_joins_for_the_first_time_ends_at_once(what, credentials, waiting):
+@pytest.mark.parametrize("check", ["certificate", "TLS"])
+def test_a_client_that_joins_for_the_first_time_ends_at_once(check, credentials, waiting):
     with pytest.raises(ConfigError, match="of another authority"):
-        waiting([[probe.Finding(what, False, "of another authority")]] * 2, credentials, again=False)
+        waiting([[probe.Finding(check, False, "of another authority")]] * 2, credentials, again=False)

@@ -141,15 +141,15 @@ def test_a_duplicate_reply_counts_once():
             for reply in replies:
                 head = ConfigRecord({**reply.content["sepal"], "run": "0" * 32, "examples": 10**9})
                 records = RecordDict({**reply.content, "sepal": head})
-                poisoned.append(Message(records, reply_to=asked[reply.metadata.reply_to_message_id]))
+                poisoned.append(Message(records, reply_to=sent_messages[reply.metadata.reply_to_message_id]))
             return [*replies, *poisoned]
 
         def push_messages(self, messages):
             names = super().push_messages(messages)
-            asked.update(zip(names, messages, strict=True))
+            sent_messages.update(zip(names, messages, strict=True))
             return names
 
-    asked = {}
+    sent_messages = {}
     plain = Hostile(None, when=lambda order: False)
     expected = plain.run()
     federation = Hostile(None, when=lambda order: False)
@@ -184,10 +184,10 @@ def test_a_stranger_that_comes_in_mid_run_cannot_stop_it(answer, caplog):
         return Message(RecordDict() if answer == "junk" else records, reply_to=message)
 
     federation._handle = handle
-    seen = federation.round
+    inner_round = federation.round
 
     def round(progress, record, line):
-        seen(progress, record, line)
+        inner_round(progress, record, line)
         if record.round == 1:
             federation.nodes[666] = "evil"
 
@@ -219,19 +219,19 @@ def test_a_late_reply_is_refused_and_entered(monkeypatch):
     """The hostile client's reply to round 2 comes in round 3."""
 
     class Late(Nodes):
-        held = None
+        withheld = None
 
         def pull_messages(self, names):
             replies = super().pull_messages(names)
             kept = []
             for reply in replies:
                 order = orders[reply.metadata.reply_to_message_id]
-                if order == (ROUND, EVIL) and Late.held is None:
-                    Late.held = reply
+                if order == (ROUND, EVIL) and Late.withheld is None:
+                    Late.withheld = reply
                 else:
                     kept.append(reply)
-            if Late.held is not None and any(orders[r.metadata.reply_to_message_id][0] == ROUND + 1 for r in kept):
-                kept.insert(0, Late.held)
+            if Late.withheld is not None and any(orders[r.metadata.reply_to_message_id][0] == ROUND + 1 for r in kept):
+                kept.insert(0, Late.withheld)
             return kept
 
         def push_messages(self, messages):
@@ -270,10 +270,10 @@ def test_clients_that_say_they_could_not_train_make_no_round_of_too_few():
 
     class Lying(Nodes):
         def answer(self, message):
-            place = list(self._federation.nodes).index(message.metadata.dst_node_id)
-            if message.metadata.message_type == "train" and message.metadata.group_id == "2" and place < 2:
+            number = list(self._federation.nodes).index(message.metadata.dst_node_id)
+            if message.metadata.message_type == "train" and message.metadata.group_id == "2" and number < 2:
                 error = DivergedError("update", "finite entries", "NaN")
-                return Message(write_error(error, f"client-{place}"), reply_to=message)
+                return Message(write_error(error, f"client-{number}"), reply_to=message)
             return super().answer(message)
 
     strategy._observers = [watch]

@@ -83,7 +83,7 @@ class Seals:
     def lie(self, round, head, content):
         """Head and content of the lie of a round, from the second on."""
         payload = self.sealed[content.digest()]
-        name = max(payload.tensors, key=lambda one: payload.tensors[one].size)
+        name = max(payload.tensors, key=lambda key: payload.tensors[key].size)
         make, _ = list(LIES.values())[round - 2]
         lie = seal(Payload(make(name, payload.tensors[name]), payload.scalars))
         return replace(head, version=version(head.round, head.base, head.download, lie.digest())), lie
@@ -228,14 +228,14 @@ def test_one_large_change_stays_in_the_second_moments(method):
 
     def steps(first):
         server = assembly.method.make_server(assembly.task)
-        state, found = server.init(), []
+        state, steps_taken = server.init(), []
         for size in (first, *[1] * 100):
             before = state.weights
             payload = Payload(upload(server, state, size))
             sent = Sent([Upload(ClientInfo(f"client-{number}", 10), payload) for number in range(4)])
             state, _ = server.aggregate(state, sent, server.plan(2))
-            found.append(max(float(np.abs(state.weights[name] - before[name]).max()) for name in before))
-        return found
+            steps_taken.append(max(float(np.abs(state.weights[name] - before[name]).max()) for name in before))
+        return steps_taken
 
     honest, poisoned = steps(1), steps(1e6)
     assert poisoned[0] < 20 * honest[0], "nothing to see in the round itself"

@@ -117,7 +117,7 @@ def http(monkeypatch):
         monkeypatch.setattr(module, "speaks_http", lambda: True)
 
 
-def asked(port):
+def last_finding(port):
     """The last finding of what a client of plain text asks before it joins."""
     return list(probe.examine(f"127.0.0.1:{port}", None, timeout=0.5))[-1]
 
@@ -125,7 +125,7 @@ def asked(port):
 @pytest.mark.parametrize("answer", [endless, compressed, nested, redirect, junk], ids=lambda answer: answer.__name__)
 def test_an_answer_without_an_end_is_not_read_to_its_end(http, answer):
     with Server(answer) as server:
-        finding = asked(server.port)
+        finding = last_finding(server.port)
         assert not finding.good
         assert (finding.check, finding.words.isprintable()) == ("API", True)
         assert not server.sent, "the server could not send all that it wanted to"
@@ -134,7 +134,7 @@ def test_an_answer_without_an_end_is_not_read_to_its_end(http, answer):
 @pytest.mark.parametrize("answer", [HEADERS, BODY], ids=["headers", "body"])
 def test_an_answer_that_drips_is_cut_off(http, answer):
     with Server(answer) as server:
-        finding = asked(server.port)
+        finding = last_finding(server.port)
         assert (finding.check, finding.good) == ("port", False)
         assert finding.words.endswith(fleet.BUSY)
         assert server.cut.wait(30), "the connection is closed, too"
@@ -153,15 +153,15 @@ def test_a_clock_that_is_never_good_ends_the_search(http, monkeypatch):
         connection.sendall(refusal)
 
     with Server(slowly) as server:
-        finding = asked(server.port)
+        finding = last_finding(server.port)
     assert (finding.check, finding.good) == ("port", False)
     assert len(calls) < 12
 
 
 def test_a_handshake_that_drips_is_cut_off():
     with Server(TLS) as server:
-        found = probe._handshake("127.0.0.1", server.port, None, 0.5)
-        assert isinstance(found, OSError)
+        failure = probe._handshake("127.0.0.1", server.port, None, 0.5)
+        assert isinstance(failure, OSError)
         assert server.cut.wait(30)
 
 

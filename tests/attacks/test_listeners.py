@@ -57,29 +57,29 @@ def get(port, path, host="127.0.0.1", named="localhost"):
 
 def drip(port, count, stop):
     """Open connections that say a byte every tenth of a second, and never have done; return them."""
-    taken = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(count)]
-    for one in taken:
-        one.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ")
+    connections = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(count)]
+    for connection in connections:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ")
 
     def go_on():
-        left = list(taken)
+        left = list(connections)
         while left and not stop.wait(0.1):
-            for one in list(left):
+            for live in list(left):
                 try:
-                    one.sendall(b"x")
+                    live.sendall(b"x")
                 except OSError:
-                    left.remove(one)
+                    left.remove(live)
 
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
-    return taken, thread
+    return connections, thread
 
 
 def test_dripping_connections_keep_nobody_from_an_answer_and_are_cut_off(served, monkeypatch):
     monkeypatch.setattr(listener, "PATIENCE", 1.0)
     port, path, words = served
     stop = threading.Event()
-    taken, thread = drip(port, listener.CALLERS, stop)
+    connections, thread = drip(port, listener.CALLERS, stop)
     try:
         status, answer = get(port, path)
         assert status == 200
@@ -89,8 +89,8 @@ def test_dripping_connections_keep_nobody_from_an_answer_and_are_cut_off(served,
     finally:
         stop.set()
         thread.join()
-        for one in taken:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
 def test_the_caller_that_has_dripped_for_longest_gives_way_at_once(served, monkeypatch):
@@ -98,15 +98,15 @@ def test_the_caller_that_has_dripped_for_longest_gives_way_at_once(served, monke
     monkeypatch.setattr(listener, "PATIENCE", 600.0)
     port, path, words = served
     stop = threading.Event()
-    taken, thread = drip(port, listener.CALLERS, stop)
+    connections, thread = drip(port, listener.CALLERS, stop)
     try:
         for _ in range(3):
             assert words in get(port, path)[1]
     finally:
         stop.set()
         thread.join()
-        for one in taken:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "0.0.0.0"])
@@ -139,9 +139,9 @@ def test_no_loopback_address_answers_under_a_foreign_name(tmp_path, host):
 def test_a_caller_that_leaves_writes_nothing_into_the_log(served, capfd):
     port, path, _ = served
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", port), 5) as one:
-            one.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
+        with socket.create_connection(("127.0.0.1", port), 5) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
     assert get(port, path)[0] == 200
     assert "Traceback" not in capfd.readouterr().err
 

@@ -86,15 +86,15 @@ def test_what_is_allowed_is_imported(key, ran, tmp_path):
 @contextmanager
 def watched():
     """Collect what is opened, listed, asked about and connected to; some paths are mounted when asked for."""
-    found, on = [], [True]
+    events, on = [], [True]
 
     def hook(event, arguments):
         if on and event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo"):
-            found.append((event, str(arguments[0])))
+            events.append((event, str(arguments[0])))
 
     def noted(function):
         def call(path, *arguments, **keys):
-            found.append((function.__name__, str(path)))
+            events.append((function.__name__, str(path)))
             return function(path, *arguments, **keys)
 
         return call
@@ -104,20 +104,20 @@ def watched():
     for name, function in asking.items():
         setattr(os, name, noted(function))
     try:
-        yield found
+        yield events
     finally:
         on.clear()
         for name, function in asking.items():
             setattr(os, name, function)
 
 
-def private(place):
+def private(directory):
     """A directory of images of the reader's, which are classes of a name each."""
     for name in ("hidden-one", "hidden-two"):
-        (place / name).mkdir(parents=True)
+        (directory / name).mkdir(parents=True)
         for number in range(12):
-            Image.fromarray(np.full((8, 8), number, np.uint8)).save(place / name / f"{number}.png")
-    return place
+            Image.fromarray(np.full((8, 8), number, np.uint8)).save(directory / name / f"{number}.png")
+    return directory
 
 
 @pytest.mark.parametrize("dataset", ["folder", "hf", "digits"])
@@ -132,9 +132,9 @@ def test_looking_at_a_run_opens_nothing_but_its_files(dataset, tmp_path):
     reading = ("export", "model")  # they compare with the client's data
     shown = ""
     for name in (name for name in LOOKS if name not in reading):
-        with watched() as found:
+        with watched() as events:
             shown += LOOKS[name](run)
-        beyond = [path for event, path in found if "socket" in event or str(hidden) in path]
+        beyond = [path for event, path in events if "socket" in event or str(hidden) in path]
         assert beyond == [], name
     written = "".join(path.read_text() for path in (tmp_path / "c").rglob("*.html"))
     assert not re.search("hidden-(one|two)", written + shown)
@@ -147,9 +147,9 @@ def test_data_that_is_allowed_is_opened(tmp_path):
     hidden = private(tmp_path / "private")
     keys = {"dataset": "folder", "model": "digits-cnn", "partition.name": "iid"}
     run = planted(tmp_path / "c", **{"data-dir": str(hidden), **keys}, about=False)
-    with watched() as found:
+    with watched() as events:
         command("report", run, "--data")
-    assert [path for _, path in found if str(hidden) in path]
+    assert [path for _, path in events if str(hidden) in path]
     assert "hidden-one" in (run / "report.html").read_text()
 
 
@@ -161,8 +161,8 @@ def test_a_comparison_names_runs_and_no_paths(name, tmp_path):
     write_run(tmp_path / "private")
     write_run(tmp_path / "c" / "a")
     rows = [
-        {"name": each, "label": "x", "cell": ""}
-        for each in ("a", str(tmp_path / "private") if name == "/etc" else name)
+        {"name": run_name, "label": "x", "cell": ""}
+        for run_name in ("a", str(tmp_path / "private") if name == "/etc" else name)
     ]
     compared(tmp_path / "c", runs=rows)
     for words in (["report"], ["show"]):
@@ -265,9 +265,9 @@ def test_no_file_of_a_run_keeps_a_reader_waiting_or_leads_elsewhere(file, kind, 
     path.unlink(missing_ok=True)
     closed = kind(path) or ()
     for name, look in READS.items():
-        with patience(name), watched() as found:
+        with patience(name), watched() as events:
             assert "secret" not in look(run), name
-        assert [opened for event, opened in found if event == "open" and opened in closed] == [], name
+        assert [opened for event, opened in events if event == "open" and opened in closed] == [], name
     assert "fedavg" in command("ls", tmp_path / "c"), "the other run is listed"
 
 
@@ -410,17 +410,18 @@ def test_labels_are_stored_where_the_process_holds_the_data(tmp_path, monkeypatc
     assert json.loads((tmp_path / ABOUT).read_text()).keys() == {"format", "method"}
     for ray, stored in ((False, False), (True, True)):
         monkeypatch.setattr(run_directory, "on_one_machine", lambda ray=ray: ray)
-        with RunDirectory(tmp_path / str(ray), assembly, "flower") as made:
-            made.opened(type("State", (), {"round": 0}), 1)
+        with RunDirectory(tmp_path / str(ray), assembly, "flower") as begun:
+            begun.opened(type("State", (), {"round": 0}), 1)
         assert ("labels" in json.loads((tmp_path / str(ray) / ABOUT).read_text())) is stored
-    other = assemble({"dataset": "digits", "clients": 3, "rounds": 1, "method": "fedpse"})
-    with RunDirectory(tmp_path / "False", other, "in-process") as made:  # one that was not begun may be another run
-        made.opened(type("State", (), {"round": 0}), 1)
+    other_assembly = assemble({"dataset": "digits", "clients": 3, "rounds": 1, "method": "fedpse"})
+    # one that was not begun may be another run
+    with RunDirectory(tmp_path / "False", other_assembly, "in-process") as begun:
+        begun.opened(type("State", (), {"round": 0}), 1)
     about = json.loads((tmp_path / "False" / ABOUT).read_text())
     assert (about["method"]["name"], len(about["labels"])) == ("fedpse", 3)
     assert not simulation.on_one_machine()
-    found = labels_of(read_run(write_run(tmp_path / "in-process")))
-    sizes = [int(sum(counts)) for counts in found.counts.values()]
+    labels = labels_of(read_run(write_run(tmp_path / "in-process")))
+    sizes = [int(sum(counts)) for counts in labels.counts.values()]
     data = assemble({"dataset": "digits", "clients": 3}).data
     assert sizes == [len(data.client(number, 3, "x").train) for number in range(3)]
 

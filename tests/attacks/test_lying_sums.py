@@ -29,8 +29,8 @@ def lies(scoring, count=400):
     """Replies that a server accepts, from sums that are mostly nonsense."""
     draw = np.random.default_rng(0)
     for numbers in ([0.0] * (scoring.size - 2), *draw.choice(ODD, (count, scoring.size - 2)).tolist()):
-        for metric in (each for each in scoring.metrics if each.classes):  # odd counts by class are refused: below
-            at = 2 + sum(each.size for each in scoring.metrics[: scoring.metrics.index(metric)])
+        for metric in (m for m in scoring.metrics if m.classes):  # odd counts by class are refused: below
+            at = 2 + sum(earlier.size for earlier in scoring.metrics[: scoring.metrics.index(metric)])
             numbers[at : at + metric.size] = draw.integers(0, 2, metric.size).tolist()
         sums = (100.0, 0.0, *numbers)
         with suppress(ProtocolError):
@@ -62,8 +62,8 @@ def test_no_sums_of_a_client_end_the_run_or_give_a_figure_that_is_none(scoring):
     replies = list(lies(scoring))
     assert replies
     for pair in itertools.pairwise(replies):
-        found = view_figures(pair, "trained", "", scoring) or {}
+        figures = view_figures(pair, "trained", "", scoring) or {}
         together = scoring.values(merged(pair, "trained"))
-        assert all(map(math.isfinite, [*found.values(), *together.values()]))
+        assert all(map(math.isfinite, [*figures.values(), *together.values()]))
         for metric in scoring.metrics:
             assert metric.possible(together.get(metric.name, metric.least))

@@ -60,10 +60,10 @@ def test_private_data_in_an_error_stays_on_the_node(raised, module, caplog):
     records = query(OWN, {"data": f"{name}:data"})
     assert "Jane" not in str(records)
     assert name not in str(records), "nor what the node's files are called"
-    with pytest.raises(SepalError) as told:
+    with pytest.raises(SepalError) as refused:
         read_reply(records)
-    assert "DataError, code " in str(told.value)
-    code = str(told.value).split("code ")[1][:8]
+    assert "DataError, code " in str(refused.value)
+    code = str(refused.value).split("code ")[1][:8]
     assert code in caplog.text
     assert SECRET in caplog.text, "the operator of the node finds it under the code"
 
@@ -116,9 +116,9 @@ def test_the_run_config_imports_nothing_that_the_node_does_not_allow(key, module
 
 def test_a_nodes_own_paths_and_data_win_over_those_of_the_run(module, tmp_path):
     nothing = "nobody.has:this"
-    own = {"data": f"{module(DATA)}:data", "state-dir": str(tmp_path / "mine"), "data-dir": str(tmp_path)}
+    node_config = {"data": f"{module(DATA)}:data", "state-dir": str(tmp_path / "mine"), "data-dir": str(tmp_path)}
     keys = {**OWN, "own.data": nothing, "state-dir": "/proc/nowhere", "data-dir": "/root"}
-    assert read_reply(query(keys, own))[0].kind is Kind.QUERY
+    assert read_reply(query(keys, node_config))[0].kind is Kind.QUERY
     assert (tmp_path / "mine").is_dir()
 
 
@@ -182,8 +182,8 @@ def test_a_method_of_code_is_refused_unless_the_node_allows_it(module, tmp_path)
     mark = tmp_path / "imported"
     code = f"open({str(mark)!r}, 'w').close()"
     target = f"{module(code)}:FedMine"
-    mine = {"data": f"{module(DATA, 'mine')}:data"}
-    assert "method: expected code that this node allows" in refusal({**OWN, "method": target}, mine)
+    node_config = {"data": f"{module(DATA, 'mine')}:data"}
+    assert "method: expected code that this node allows" in refusal({**OWN, "method": target}, node_config)
     assert not mark.exists()
-    refusal({**OWN, "method": target}, {**mine, "allow": target})
+    refusal({**OWN, "method": target}, {**node_config, "allow": target})
     assert mark.exists(), "imported where it is allowed; it has no FedMine"

@@ -56,23 +56,23 @@ def is_one_line(done):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     return tmp_path
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
-def test_a_directory_of_an_unknown_user_is_one_line(words, here):
-    before = sorted(here.iterdir())
+def test_a_directory_of_an_unknown_user_is_one_line(words, working_directory):
+    before = sorted(working_directory.iterdir())
     if words[0] == "data" and "folder.schema" in words[-1]:
-        (here / "x.csv").write_text("x,label\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
+        (working_directory / "x.csv").write_text("x,label\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
         done = command("data", "inspect", "x.csv", *words[3:])
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         assert "nobody-of-tests" in done.output
         return
     is_one_line(command(*words))
-    assert [path for path in sorted(here.iterdir()) if path.name != "home"] == before
+    assert [path for path in sorted(working_directory.iterdir()) if path.name != "home"] == before
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_one_function_puts_the_directory_of_a_user_into_a_path():
         path for package in PACKAGES if package not in ("referee", "tools") for path in (ROOT / package).rglob("*.py")
     ]
     raising = re.compile(r"(?<!os\.path)\.expanduser\(")  # pathlib's raises an error of Python's own
-    found = {path.relative_to(ROOT).as_posix() for path in files if raising.search(path.read_text(encoding="utf-8"))}
-    assert found == {"sepal/storage/regular.py"}
+    users = {path.relative_to(ROOT).as_posix() for path in files if raising.search(path.read_text(encoding="utf-8"))}
+    assert users == {"sepal/storage/regular.py"}
 
 
 @pytest.mark.parametrize("words", [["ls"], ["doctor"], ["init", "x"], ["data", "inspect", "x.csv"], ["methods"]])
@@ -110,8 +110,8 @@ def test_a_working_directory_that_is_gone_is_one_line(words, tmp_path):
 
 @pytest.mark.parametrize("value", [NOBODY, LONG, f"/{LONG}", "loop/x"], ids=["nobody", "long", "from the root", "loop"])
 @pytest.mark.parametrize("variable", ["SEPAL_HOME", "SEPAL_DATA", "SEPAL_CACHE"])
-def test_doctor_goes_on_after_a_name_that_no_directory_can_have(variable, value, here, monkeypatch):
-    (here / "loop").symlink_to("loop")
+def test_doctor_goes_on_after_a_name_that_no_directory_can_have(variable, value, working_directory, monkeypatch):
+    (working_directory / "loop").symlink_to("loop")
     monkeypatch.setenv(variable, value)
     done = command("doctor")
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -124,7 +124,7 @@ HOSTS = ["a" * 70, "a..b", ".", f"{LONG}.org", "\ud800"]
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=[repr(host)[:12] for host in HOSTS])
-def test_a_name_that_no_machine_can_have_is_one_line(host, here):
+def test_a_name_that_no_machine_can_have_is_one_line(host, working_directory):
     with pytest.raises(ConfigError, match="address: expected HOST:PORT"):
         list(examine(f"{host}:9092", None, 0.1))
     assert unusable(host, 9092)

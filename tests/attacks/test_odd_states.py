@@ -46,13 +46,13 @@ def reshaped(arrays, rng):
 def change(path, rng):
     """Write a state file with other texts, values or arrays, as Sepal would write it."""
     arrays, text = read_tensors(path)
-    found = json.loads(text)
+    document = json.loads(text)
     match rng.randrange(3):
         case 0:
             text = rng.choice(TEXTS)
         case 1:
             odd = rng.choice([*ODD, {"@array": {}}, {"@array": "x"}])
-            text = json.dumps(with_odd(found, rng.choice(list(places(found))), odd))
+            text = json.dumps(with_odd(document, rng.choice(list(places(document))), odd))
         case _:
             arrays = reshaped(arrays, rng) if arrays else {}
     path.unlink()
@@ -71,15 +71,15 @@ def test_odd_checkpoints_and_states_end_in_an_error_of_ours(run, tmp_path):
         shutil.rmtree(copy.parent)
 
 
-@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/evicted"])
-def test_a_client_is_evicted_in_the_run_alone(place, tmp_path):
-    run, other = tmp_path / "run", tmp_path / "other"
-    other.mkdir()
-    (run / place).parent.mkdir(parents=True)
-    (run / place).symlink_to(other)
+@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/evicted"])
+def test_a_client_is_evicted_in_the_run_alone(link, tmp_path):
+    run, target = tmp_path / "run", tmp_path / "other"
+    target.mkdir()
+    (run / link).parent.mkdir(parents=True)
+    (run / link).symlink_to(target)
     with pytest.raises(StateError, match="a link"):
         evict(run / "checkpoints", "client-00000")
-    assert list(other.iterdir()) == []
+    assert list(target.iterdir()) == []
 
 
 def test_a_lock_that_leads_elsewhere_is_not_opened(tmp_path):
@@ -114,8 +114,8 @@ def test_a_state_puts_nothing_in_the_place_of_a_layer_or_an_attribute(name):
     module = modules_with_state.counting((3,), 2).eval()
     x = torch.ones(2, 3)
     before, names = module(x), [name for name, _ in module.named_buffers()]
-    held = ModuleState(module, floating(module))
-    held.restore({name: np.zeros(3, np.float32), "steps": np.array(1)})
+    state = ModuleState(module, floating(module))
+    state.restore({name: np.zeros(3, np.float32), "steps": np.array(1)})
     after = [name for name, _ in module.named_buffers()]
     assert after == names
     assert isinstance(module.linear, nn.Linear)

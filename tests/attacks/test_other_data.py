@@ -68,10 +68,10 @@ def test_a_resumed_run_refuses_a_client_with_other_data_of_the_same_size(tmp_pat
 
 def test_data_that_changes_in_mid_run_is_refused(tmp_path):
     federation = Own(tmp_path / "clients")
-    seen = federation.round
+    inner_round = federation.round
 
     def round(progress, record, line):
-        seen(progress, record, line)
+        inner_round(progress, record, line)
         if record.round == 2:
             federation.data[EVIL] = "b" * 64
 

@@ -80,8 +80,8 @@ def test_a_report_of_a_run_imports_nothing_that_the_run_names(method, trap, tmp_
 
 
 def origin(**keys):
-    made = Origin("digits-cnn", (1, 8, 8), 10, 0, 1.0, (0.5,), (0.5,), "fedavg", "digits", "run", "client-00000")
-    return replace(made, **keys)
+    complete = Origin("digits-cnn", (1, 8, 8), 10, 0, 1.0, (0.5,), (0.5,), "fedavg", "digits", "run", "client-00000")
+    return replace(complete, **keys)
 
 
 def model(path, **keys):
@@ -232,11 +232,11 @@ def test_a_model_file_with_odd_types_is_refused_in_one_line(keys, tmp_path):
         load(model(tmp_path / "m.safetensors", **keys))
 
 
-def index(place, **keys):
-    write_run(place / "a")
+def index(directory, **keys):
+    write_run(directory / "a")
     rows = {"title": "t", "view": "trained", "target": None, "runs": [{"name": "a", "label": "x", "cell": ""}]}
-    (place / "comparison.json").write_text(json.dumps({**rows, **keys}))
-    return place
+    (directory / "comparison.json").write_text(json.dumps({**rows, **keys}))
+    return directory
 
 
 @pytest.mark.parametrize("keys", [{"view": SCRIPT}, {"target": SCRIPT}, {"target": "9"}, {"view": ["trained"]}])
@@ -247,9 +247,9 @@ def test_a_comparison_with_another_view_or_target_is_refused(keys, tmp_path):
 
 
 def test_a_report_holds_no_markup_of_a_runs_files(tmp_path):
-    place = index(tmp_path / "c", title=SCRIPT, runs=[{"name": "a", "label": SCRIPT, "cell": SCRIPT}])
-    found = read_comparison([str(place)])
-    assert "<img" not in "".join(_overview(replace(found, view=SCRIPT)))
+    directory = index(tmp_path / "c", title=SCRIPT, runs=[{"name": "a", "label": SCRIPT, "cell": SCRIPT}])
+    comparison = read_comparison([str(directory)])
+    assert "<img" not in "".join(_overview(replace(comparison, view=SCRIPT)))
     assert "<" not in _json({"label": "<!--<script>"}), "it would hide the end of the script element"
     assert json.loads(_json({"label": "<!--<script>"})) == {"label": "<!--<script>"}
 
@@ -263,10 +263,10 @@ def summarised(path, change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda found: found.update(privacy={"clip": 1.0, "noise": 1.0, "reason": ESCAPE}),
-        lambda found: found["accuracy"].update({ESCAPE: found["accuracy"]["trained"]}),
-        lambda found: found.update(by_capacity={ESCAPE: {"trained": found["accuracy"]["trained"]}}),
-        lambda found: found,
+        lambda summary: summary.update(privacy={"clip": 1.0, "noise": 1.0, "reason": ESCAPE}),
+        lambda summary: summary["accuracy"].update({ESCAPE: summary["accuracy"]["trained"]}),
+        lambda summary: summary.update(by_capacity={ESCAPE: {"trained": summary["accuracy"]["trained"]}}),
+        lambda summary: summary,
     ],
 )
 def test_show_prints_neither_escapes_nor_markup_of_a_runs_files(change, tmp_path):
@@ -325,8 +325,8 @@ def test_copies_of_private_data_and_tables_of_runs_are_their_owners_alone(tmp_pa
     monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "own").mkdir()
     np.savez(tmp_path / "own" / "a.npz", x=np.random.default_rng(0).random((60, 4)), y=np.arange(60) % 3)
-    made = assemble({"dataset": "folder", "data-dir": str(tmp_path / "own"), "clients": 2, "model": "har-mlp"})
-    made.data.client(0, 2, "x")
+    assembled = assemble({"dataset": "folder", "data-dir": str(tmp_path / "own"), "clients": 2, "model": "har-mlp"})
+    assembled.data.client(0, 2, "x")
     copies = [path.parent for path in (tmp_path / "cache").rglob("x.npy")]
     assert [path.stat().st_mode & 0o777 for path in copies] == [0o700]
     execute([], tmp_path / "comparison", Quiet(), hours=1)

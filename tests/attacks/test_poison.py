@@ -121,8 +121,8 @@ def test_a_robust_mean_by_hand():
         tensors = [whole(np.full(3, value, np.float32)) for value in values]
         sent = [Upload(ClientInfo(f"c{n}", 10**n), Payload({"w": tensor})) for n, tensor in enumerate(tensors)]
         for how, expected in (("median", median), ("trimmed", trimmed)):
-            found = weighted_mean(sent, {"w": np.zeros(3, np.float32)}, robust=how)
-            np.testing.assert_allclose(found["w"], expected)
+            mean = weighted_mean(sent, {"w": np.zeros(3, np.float32)}, robust=how)
+            np.testing.assert_allclose(mean["w"], expected)
             np.testing.assert_allclose(sparse_mean(sent, {"w": (3,)}, robust=how)["w"], expected)
 
 

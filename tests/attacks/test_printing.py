@@ -98,9 +98,9 @@ def folder(tmp_path):
 
 
 def make(tmp_path):
-    place = tmp_path / "c"
+    directory = tmp_path / "c"
     about = {"privacy": {"clip": 1.0, "noise": 1.0, "reason": "why", "delta": 1e-5}, "engine": "x"}
-    run = write_run(place / "a", kept=True, capacities=[0.2, 0.5, 1.0])
+    run = write_run(directory / "a", kept=True, capacities=[0.2, 0.5, 1.0])
     summary = json.loads((run / "summary.json").read_text())
     summary |= {
         **about,
@@ -113,7 +113,7 @@ def make(tmp_path):
         line |= {"method": {"figure": 1.0 * line["round"]}, "metric": {"name": "rmse", "unit": "mg", "higher": False}}
         line["headline"] = line.pop("accuracy")
     (run / "metrics.jsonl").write_text(Lines.dump(lines))
-    return compared(place, names=("a",), title="t", notes=["n"], tuning=[TUNED])
+    return compared(directory, names=("a",), title="t", notes=["n"], tuning=[TUNED])
 
 
 def fields():
@@ -122,8 +122,8 @@ def fields():
             yield pytest.param(name, path, id=f"{name}:{'.'.join(map(str, path))}")
 
 
-def spoil(place, name, *paths):
-    form, file = FILES[name], place / name
+def spoil(directory, name, *paths):
+    form, file = FILES[name], directory / name
     value = form.load(file.read_text())
     for path in paths:
         value = poisoned(value, path)
@@ -136,47 +136,47 @@ def check(shown):
 
 @pytest.mark.parametrize(("name", "path"), list(fields()))
 def test_no_text_of_a_file_reaches_the_terminal_as_more_than_text(name, path, tmp_path):
-    place = folder(tmp_path)
-    spoil(place, name, path)
+    directory = folder(tmp_path)
+    spoil(directory, name, path)
     for label in ("show", "show of the folder", "ls", "watch"):
-        check(QUICK[label](place / "a"))
+        check(QUICK[label](directory / "a"))
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_text_of_a_file_breaks_a_page_or_a_picture(name, tmp_path):
-    place = folder(tmp_path)
-    write_run(place / "b", method="local")
-    spoil(place, name, *texts(FILES[name].load((place / name).read_text())))
+    directory = folder(tmp_path)
+    write_run(directory / "b", method="local")
+    spoil(directory, name, *texts(FILES[name].load((directory / name).read_text())))
     for label, look in LOOKS.items():
-        shown = look(place / "a")
+        shown = look(directory / "a")
         assert not set(shown) & set("\x1b\x07\x9b\u202e"), label
         if label in QUICK:
             check(shown)
-    check((place / "out.csv").read_text())
-    for page in place.rglob("*.html"):
-        own = page.read_text().partition('id="data"')[2]
-        assert not set(own) & set("\x1b\x07\x9b\u202e"), page
+    check((directory / "out.csv").read_text())
+    for page in directory.rglob("*.html"):
+        page_data = page.read_text().partition('id="data"')[2]
+        assert not set(page_data) & set("\x1b\x07\x9b\u202e"), page
 
 
 def test_no_name_of_a_directory_reaches_the_terminal_as_more_than_text(tmp_path):
     bad = BAD.replace("/", "").replace("\0", "")
-    place = tmp_path / f"folder{bad}"
-    write_run(place / f"a{bad}")
-    write_run(place / "b", method="local")
+    directory = tmp_path / f"folder{bad}"
+    write_run(directory / f"a{bad}")
+    write_run(directory / "b", method="local")
     for label, look in LOOKS.items():
-        shown = look(place / f"a{bad}")
+        shown = look(directory / f"a{bad}")
         if label not in ("watch --web", "python"):
             check(shown)
 
 
 def test_an_escape_in_a_label_does_not_end_a_notebook(tmp_path):
     """vl-convert, which draws the picture, panics at it, and takes Python with it."""
-    place = tmp_path / "c"
+    directory = tmp_path / "c"
     for name in ("a", "b"):
-        write_run(place / name, method="local" if name == "a" else "fedavg", kept=True)
+        write_run(directory / name, method="local" if name == "a" else "fedavg", kept=True)
     rows = [{"name": name, "label": f"{name}\x1b\x00", "cell": "\x1b"} for name in ("a", "b")]
-    compared(place, runs=rows, title="\x1b")
-    picture = Compared(place).frontier()._repr_html_()
+    compared(directory, runs=rows, title="\x1b")
+    picture = Compared(directory).frontier()._repr_html_()
     assert picture.startswith("<img")
 
 
@@ -190,13 +190,13 @@ def test_no_text_in_a_table_is_a_formula(text, tmp_path):
 
 def test_every_table_is_written_by_the_one_function_that_knows_formulas():
     """By the standard library and by pandas."""
-    found = [
+    files = [
         str(path.relative_to(ROOT))
         for folder in ("server_app", "client_app", "sepal")
         for path in (ROOT / folder).rglob("*.py")
         if any(word in path.read_text() for word in ("csv.writer", "csv.DictWriter", ".to_csv("))
     ]
-    assert found == ["sepal/report/files.py"]
+    assert files == ["sepal/report/files.py"]
     assert write_predictions.__module__ == "sepal.cli.export"
 
 
@@ -223,8 +223,8 @@ def printing(path):
 def test_commands_print_through_one_function():
     """``starting`` takes a line of its own back, with a control character."""
     folders = [ROOT / "sepal" / room for room in ("cli", "api", "report")]
-    found = {path.name: set(printing(path)) for folder in folders for path in folder.rglob("*.py")}
-    assert {name: calls for name, calls in found.items() if calls} == {
+    calls_by_file = {path.name: set(printing(path)) for folder in folders for path in folder.rglob("*.py")}
+    assert {name: calls for name, calls in calls_by_file.items() if calls} == {
         "printing.py": {"typer.echo"},
         "notices.py": {"typer.echo"},
     }

@@ -94,9 +94,9 @@ def test_losses_of_models_of_its_choice_tell_the_server_the_inputs_of_a_test_exa
     weights["fc1.weight"][0, 0], weights["fc1.bias"][0] = 1, 10
     weights["fc2.weight"][0, 0] = 1 if task == "regression" or test.y.item() else -1  # a server tries both
     content = seal(Payload(dense(weights, layout, ValueCoding.FP32)))
-    found = ask(host, Plan(2), Kind.ADAPT, content, views=("received",))[0].found
-    told = found["received.sums"][4] + test.y.item() if task == "regression" else found["received.loss"]
-    assert told == pytest.approx(10 + test.x[0, 0], abs=1e-3)
+    figures = ask(host, Plan(2), Kind.ADAPT, content, views=("received",))[0].found
+    figure = figures["received.sums"][4] + test.y.item() if task == "regression" else figures["received.loss"]
+    assert figure == pytest.approx(10 + test.x[0, 0], abs=1e-3)
 
 
 def test_under_another_run_id_the_same_update_has_another_noise(client, tmp_path):
@@ -153,7 +153,7 @@ def test_an_error_at_the_start_names_the_node_that_reported_it(parts):
 def test_a_client_that_only_reports_errors_counts_as_one_upload_a_round_towards_epsilon():
     """What was refused may have been an upload, so it counts. ε is that of the client with the most."""
     federation = Hostile(error(), on_missing="skip", when=lambda order: order.kind is Kind.TRAIN)
-    counts = {name: sum(found.values()) for name, found in federation.run().report.uploads.items()}
+    counts = {name: sum(phases.values()) for name, phases in federation.run().report.uploads.items()}
     assert counts == dict.fromkeys(counts, 4)
     assert EVIL in counts
 
@@ -179,5 +179,10 @@ def test_the_digest_of_the_data_tells_nothing_about_labels(tmp_path, monkeypatch
 
     again = digest(rounds=7, threads=1, lr=0.5)
     assert again == digest(), "keys that say nothing about data do not change it"
-    other = [digest("unknown,well,ill"), digest(seed=1), digest(**{"split.seed": 1}), digest("well,ill,unknown")]
-    assert len({again, *other}) == 5
+    other_digests = [
+        digest("unknown,well,ill"),
+        digest(seed=1),
+        digest(**{"split.seed": 1}),
+        digest("well,ill,unknown"),
+    ]
+    assert len({again, *other_digests}) == 5

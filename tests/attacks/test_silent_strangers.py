@@ -46,15 +46,15 @@ class Deployed(Nodes):
     def __init__(self, federation, clock, slow=None):
         super().__init__(federation)
         self.clock, self.slow, self.due = clock, slow or {}, dict[str, float]()
-        self.asked = []
+        self.pushed = []
 
     def push_messages(self, messages):
         names = []
         for message in messages:
             node = message.metadata.dst_node_id
-            self.asked.append((node, message.metadata.message_type))
+            self.pushed.append((node, message.metadata.message_type))
             if self._federation.nodes[node].startswith("silent"):
-                names.append(f"unanswered-{len(self.asked)}")
+                names.append(f"unanswered-{len(self.pushed)}")
                 set_message_id(message, names[-1])
                 continue
             names += super().push_messages([message])
@@ -92,7 +92,7 @@ def test_a_silent_stranger_a_round_delays_no_round_of_clients_that_are_all_there
     assert set(server.progress.roster) == {f"client-{n}" for n in range(4)}
     assert server.progress.closed
     assert ends[-1] < 5.0
-    assert any(node > 10_000 for node, _ in grid.asked), "it is asked all the same"
+    assert any(node > 10_000 for node, _ in grid.pushed), "it is asked all the same"
 
 
 def test_a_run_starts_when_its_clients_are_there_whoever_else_is_silent(clock):
@@ -113,7 +113,7 @@ def test_a_hundred_silent_nodes_delay_a_drawn_round_by_one_patience_at_most(cloc
     lasted = [after - before for before, after in zip([0.0, *ends], ends, strict=False)]
     assert max(lasted) <= PATIENCE + 5.0
     assert ends[-1] < len(ends) * PATIENCE / 2, "and not each round"
-    assert all(sum(node == one for node, _ in grid.asked) < 8 for one in range(10_000, 10_100))
+    assert all(sum(node == stranger for node, _ in grid.pushed) < 8 for stranger in range(10_000, 10_100))
 
 
 def test_a_silent_newcomer_a_round_is_drawn_and_soon_replaced(clock):

@@ -51,18 +51,18 @@ def test_an_identity_that_cannot_be_read_is_named_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("target", ["a file", "nothing"])
 def test_a_symbolic_link_for_an_identity_or_a_lock_is_not_followed(target, tmp_path):
-    other = tmp_path / "other"
+    linked = tmp_path / "other"
     if target == "a file":
-        other.write_text("0" * 32)
+        linked.write_text("0" * 32)
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "identity").symlink_to(other)
+    (tmp_path / "a" / "identity").symlink_to(linked)
     with pytest.raises(StateError, match="no symbolic link"):
         DiskStateStore(tmp_path / "a", State)
     store = DiskStateStore(tmp_path / "b", State)
-    (tmp_path / "b" / "lock").symlink_to(other)
+    (tmp_path / "b" / "lock").symlink_to(linked)
     with pytest.raises(StateError, match="lock: expected a file that is no symbolic link"), store.lock():
         pass
-    assert other.exists() == (target == "a file")
+    assert linked.exists() == (target == "a file")
 
 
 def test_a_lock_that_cannot_be_opened_is_named_in_one_line(tmp_path):
@@ -72,11 +72,11 @@ def test_a_lock_that_cannot_be_opened_is_named_in_one_line(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("made", [make_directory, lambda path: DiskRunStore(path, State)])
-def test_a_directory_that_cannot_be_looked_at_is_named_in_one_line(made, tmp_path):
+@pytest.mark.parametrize("make", [make_directory, lambda path: DiskRunStore(path, State)])
+def test_a_directory_that_cannot_be_looked_at_is_named_in_one_line(make, tmp_path):
     """As with one whose parent is of mode 000: to ask whether it is there is an error, which was a traceback."""
     with pytest.raises(StateError, match="expected a directory that can be made, got File name too long"):
-        made(tmp_path / ("x" * 300))
+        make(tmp_path / ("x" * 300))
 
 
 def test_a_copy_beside_the_states_does_not_stop_the_client(tmp_path):

@@ -22,25 +22,25 @@ def swap(first, second):
     shutil.move(first.with_suffix(".swap"), second)
 
 
-@pytest.mark.parametrize("what", ["uploads", "stale upload", "record", "checkpoint"])
+@pytest.mark.parametrize("files", ["uploads", "stale upload", "record", "checkpoint"])
 @pytest.mark.timeout(60)
-def test_files_of_the_server_under_anothers_name_change_nothing(what, tmp_path):
+def test_files_of_the_server_under_anothers_name_change_nothing(files, tmp_path):
     """Killed in round 6: checkpoints 2 and 4; rounds 3, 4 and 5 recorded. The record was an endless loop."""
     whole = federation().run()
     subject = federation(tmp_path=tmp_path)
     killed(subject, tmp_path, 6)
     server = tmp_path / "server"
-    if what == "uploads":
+    if files == "uploads":
         swap(
             server / "uploads" / "000005" / "client-1.safetensors",
             server / "uploads" / "000005" / "client-2.safetensors",
         )
-    elif what == "stale upload":
+    elif files == "stale upload":
         shutil.copy(
             server / "uploads" / "000004" / "client-1.safetensors",
             server / "uploads" / "000005" / "client-1.safetensors",
         )
-    elif what == "record":
+    elif files == "record":
         shutil.copy(server / "records" / "000004", server / "records" / "000005")
     else:
         shutil.copy(server / "round-000002.safetensors", server / "round-000004.safetensors")
@@ -92,17 +92,17 @@ def test_a_client_whose_two_states_were_swapped_ends_the_same(tmp_path):
     assert outcome(serve(subject, tmp_path)) == outcome(whole)
 
 
-@pytest.mark.parametrize("what", ["an earlier one", "a later name", "another run"])
-def test_a_checkpoint_under_anothers_name_is_set_aside(what, tmp_path):
+@pytest.mark.parametrize("files", ["an earlier one", "a later name", "another run"])
+def test_a_checkpoint_under_anothers_name_is_set_aside(files, tmp_path):
     """Under a later name it would be taken for the newest for ever, after the uploads that follow it were deleted."""
     for name in ("one", "two"):
         killed(federation(tmp_path=tmp_path / name), tmp_path / name, 6)
-    server, other = tmp_path / "one" / "server", tmp_path / "two" / "server"
+    server, other_server = tmp_path / "one" / "server", tmp_path / "two" / "server"
     source, target, rounds = {
         "an earlier one": (server / "round-000002", server / "round-000004", [2]),
         "a later name": (server / "round-000002", server / "round-000040", [2, 4]),
-        "another run": (other / "round-000002", server / "round-000002", [4]),
-    }[what]
+        "another run": (other_server / "round-000002", server / "round-000002", [4]),
+    }[files]
     shutil.copy(source.with_suffix(".safetensors"), target.with_suffix(".safetensors"))
     store = DiskRunStore(server, federation().method.server_state)
     assert store.latest().round == rounds[-1]

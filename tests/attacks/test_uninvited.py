@@ -23,7 +23,7 @@ class Visited(Hostile):
 
     def __init__(self, directory=None, **settings):
         super().__init__(None, when=lambda order: False, **settings)
-        self.directory, self.told, self.left = directory, [], ()
+        self.directory, self.refusals, self.left = directory, [], ()
 
     def round(self, progress, record, line):
         super().round(progress, record, line)
@@ -33,12 +33,12 @@ class Visited(Hostile):
             self.leave("stranger")
 
     def leave(self, name):
-        self.nodes = {node: other for node, other in self.nodes.items() if other != name}
+        self.nodes = {node: node_name for node, node_name in self.nodes.items() if node_name != name}
 
     def _handle(self, message):
         order, _ = read_order(message.content)
         if order.kind is Kind.QUERY and order.plan.phase:
-            self.told.append((self.nodes[message.metadata.dst_node_id], order.plan.phase))
+            self.refusals.append((self.nodes[message.metadata.dst_node_id], order.plan.phase))
         return super()._handle(message)
 
 
@@ -47,7 +47,7 @@ def test_a_node_that_nobody_invited_does_not_end_the_run_and_is_told_so():
     progress = federation.run().progress
     assert progress.closed
     assert set(progress.roster) == {f"client-{n}" for n in range(4)}
-    ((name, words),) = federation.told
+    ((name, words),) = federation.refusals
     assert name == "stranger"
     assert words.startswith("client stranger: expected one of the 4 clients of the start (roster = closed)")
 
@@ -106,18 +106,18 @@ def test_a_stranger_that_no_record_names_is_evicted_while_the_round_waits_for_it
     federation = Visited(tmp_path / "clients", roster="open", timeout=20.0)
     checkpoints = tmp_path / "server"
     handle = federation._handle
-    said = []
+    answers = []
 
     def handle_and_evict(message):
         order, _ = read_order(message.content)
         if federation.nodes[message.metadata.dst_node_id] == "stranger" and order.kind is Kind.TRAIN:
-            said.append(evict(checkpoints, "stranger"))
+            answers.append(evict(checkpoints, "stranger"))
             return silence(message, order, None, None)
         return handle(message)
 
     federation._handle = handle_and_evict
     progress = federation.run(DiskRunStore(checkpoints, METHOD.server_state)).progress
-    assert said == ["no record of the run has that name"]
+    assert answers == ["no record of the run has that name"]
     assert progress.closed
     assert progress.evicted == ("stranger",)
     assert all("stranger" not in record.replies for record in federation.records)
@@ -131,7 +131,7 @@ def test_a_node_that_is_yet_to_come_is_evicted_by_name_and_does_not_end_the_star
     progress = federation.run(store).progress
     assert progress.closed
     assert set(progress.roster) == {f"client-{n}" for n in range(4)}
-    assert {(name, words.partition(",")[0]) for name, words in federation.told} == {
+    assert {(name, words.partition(",")[0]) for name, words in federation.refusals} == {
         ("stranger", "client stranger: expected a client that was not evicted")
     }
 

@@ -31,90 +31,90 @@ def _a_small_limit(monkeypatch):
     monkeypatch.setattr(reading, "MOST_UNPACKED", FEW)
 
 
-def in_parquet(place, columns, name="train-0.parquet", **options):
-    parquet.write_table(pa.table(columns), place / name, **options)
+def in_parquet(directory, columns, name="train-0.parquet", **options):
+    parquet.write_table(pa.table(columns), directory / name, **options)
 
 
-def zeros_in_parquet(place):
-    in_parquet(place, {"a": np.zeros(MANY // 8), "y": np.zeros(MANY // 8, np.int64)})
-    hub.read(place, NUMBERS)
+def zeros_in_parquet(directory):
+    in_parquet(directory, {"a": np.zeros(MANY // 8), "y": np.zeros(MANY // 8, np.int64)})
+    hub.read(directory, NUMBERS)
 
 
-def one_text_often(place):
-    in_parquet(place, {"a": [1.0] * 4096, "y": ["x" * (1 << 14)] * 4096})
-    hub.read(place, NUMBERS)
+def one_text_often(directory):
+    in_parquet(directory, {"a": [1.0] * 4096, "y": ["x" * (1 << 14)] * 4096})
+    hub.read(directory, NUMBERS)
 
 
-def one_text_often_in_a_dictionary(place):
+def one_text_often_in_a_dictionary(directory):
     words = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int8()), pa.array(["x" * (1 << 14)]))
-    in_parquet(place, {"a": [1.0] * 4096, "y": words})
-    hub.read(place, NUMBERS)
+    in_parquet(directory, {"a": [1.0] * 4096, "y": words})
+    hub.read(directory, NUMBERS)
 
 
-def nothing_often_in_parquet(place):
-    in_parquet(place, {"a": pa.nulls(MANY, pa.int8()), "y": pa.nulls(MANY, pa.int8())})
-    hub.read(place, NUMBERS)
+def nothing_often_in_parquet(directory):
+    in_parquet(directory, {"a": pa.nulls(MANY, pa.int8()), "y": pa.nulls(MANY, pa.int8())})
+    hub.read(directory, NUMBERS)
 
 
-def one_image_often(place):
-    (place / "femnist").mkdir()
+def one_image_often(directory):
+    (directory / "femnist").mkdir()
     cells = pa.array([{"bytes": encoded("PNG", (28, 28)), "path": None}] * 8192, CELL)
-    in_parquet(place, {"image": cells, "character": [1] * 8192, "writer_id": ["a"] * 8192}, "femnist/0.parquet")
-    femnist.read(place)
+    in_parquet(directory, {"image": cells, "character": [1] * 8192, "writer_id": ["a"] * 8192}, "femnist/0.parquet")
+    femnist.read(directory)
 
 
-def in_npz(place):
-    arrays(x=np.zeros((MANY // 64, 8, 8), np.uint8), y=np.zeros(MANY // 64, np.int64))(place)
-    folder.read(place)
+def in_npz(directory):
+    arrays(x=np.zeros((MANY // 64, 8, 8), np.uint8), y=np.zeros(MANY // 64, np.int64))(directory)
+    folder.read(directory)
 
 
-def in_npz_to_predict(place):
-    read_inputs(arrays(x=np.zeros((MANY // 64, 8, 8), np.uint8))(place))
+def in_npz_to_predict(directory):
+    read_inputs(arrays(x=np.zeros((MANY // 64, 8, 8), np.uint8))(directory))
 
 
-def in_gzip(place):
+def in_gzip(directory):
     header = struct.pack(">BBBBIII", 0, 0, 8, 3, MANY // 64, 8, 8)
-    (place / "a.gz").write_bytes(gzip.compress(header + bytes(MANY)))
-    read_idx(place / "a.gz")
+    (directory / "a.gz").write_bytes(gzip.compress(header + bytes(MANY)))
+    read_idx(directory / "a.gz")
 
 
-def images(place):
+def images(directory):
     for name in "ab":
-        (place / name).mkdir()
-        Image.new("L", (2048, 2048)).save(place / name / "a.png")
+        (directory / name).mkdir()
+        Image.new("L", (2048, 2048)).save(directory / name / "a.png")
 
 
-def images_in_a_folder(place):
-    images(place)
-    folder.read(place)
+def images_in_a_folder(directory):
+    images(directory)
+    folder.read(directory)
 
 
-def images_to_predict(place):
-    images(place)
-    read_inputs(place)
+def images_to_predict(directory):
+    images(directory)
+    read_inputs(directory)
 
 
-def images_in_parquet(place):
+def images_in_parquet(directory):
     cells = pa.array([{"bytes": encoded("PNG", (2048, 2048)), "path": None}] * 4, CELL)
-    in_parquet(place, {"a": cells, "y": [0, 1, 0, 1]})
-    hub.read(place, HubReading(hf=HubSettings(test="", label="y")))
+    in_parquet(directory, {"a": cells, "y": [0, 1, 0, 1]})
+    hub.read(directory, HubReading(hf=HubSettings(test="", label="y")))
 
 
-def one_cell_for_many_inputs(place):
+def one_cell_for_many_inputs(directory):
     """A byte of a table that becomes an input of 8 bytes for each of a category's values."""
     column = Column(name="a", kind="category", values=("x", *map(str, range(999))))
-    (place / "schema.toml").write_text(written(Schema(label="y", classes=("0", "1"), column=(column,))))
-    (place / "data.csv").write_text("a,y\n" + "x,0\nx,1\n" * 2048)
-    return place
+    (directory / "schema.toml").write_text(written(Schema(label="y", classes=("0", "1"), column=(column,))))
+    (directory / "data.csv").write_text("a,y\n" + "x,0\nx,1\n" * 2048)
+    return directory
 
 
-def categories_in_a_table(place):
-    folder.read(one_cell_for_many_inputs(place))
+def categories_in_a_table(directory):
+    folder.read(one_cell_for_many_inputs(directory))
 
 
-def categories_of_a_model(place):
-    one_cell_for_many_inputs(place)
-    read_inputs(place / "data.csv", schema=read_schema(place / "schema.toml"))
+def categories_of_a_model(directory):
+    one_cell_for_many_inputs(directory)
+    read_inputs(directory / "data.csv", schema=read_schema(directory / "schema.toml"))
 
 
 BOMBS = [
@@ -162,14 +162,14 @@ def test_a_jpeg_file_of_very_many_scans_is_refused_before_it_is_decoded(monkeypa
         images_module.decoded("x", content)
 
 
-def saved(place, table, compression=None):
+def saved(directory, table, compression=None):
     """A part as ``save_to_disk`` writes it."""
     options = pa.ipc.IpcWriteOptions(compression=compression)
-    file = pa.OSFile(str(place / "a.arrow"), "wb")
+    file = pa.OSFile(str(directory / "a.arrow"), "wb")
     with file, pa.ipc.new_stream(file, table.schema, options=options) as stream:
         stream.write_table(table)
-    (place / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
-    return place
+    (directory / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    return directory
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

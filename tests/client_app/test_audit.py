@@ -112,8 +112,8 @@ def test_processes_that_write_at_the_same_time_lose_no_line_over_rotation(tmp_pa
     for writer in writers:
         writer.join()
     files = list(tmp_path.glob("a.jsonl*"))
-    found = [json.loads(line)["client"] for file in files for line in file.read_text().splitlines()]
-    assert {name: found.count(name) for name in found} == {f"client-{number}": 20 for number in range(3)}
+    clients = [json.loads(line)["client"] for file in files for line in file.read_text().splitlines()]
+    assert {name: clients.count(name) for name in clients} == {f"client-{number}": 20 for number in range(3)}
     assert len(files) > 2
     assert max(file.stat().st_size for file in files) <= 4000
 
@@ -132,11 +132,11 @@ def test_old_files_go(tmp_path):
 def test_join_keeps_the_log_by_default(monkeypatch, tmp_path, options, expected):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    seen = []
-    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: seen.append(node_config))
+    node_configs = []
+    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: node_configs.append(node_config))
     result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
     assert result.exit_code == 0, result.output
-    assert seen[0].get("audit") == (expected and str(tmp_path / expected))
+    assert node_configs[0].get("audit") == (expected and str(tmp_path / expected))
     assert not os.path.exists(tmp_path / "home" / "audit"), "made with the first line"
 
 

@@ -61,8 +61,8 @@ def first_rounds():
     """What the server of each method sends to a client in round 1."""
     for name in registry.METHODS:
         keys = {**KEYS, "method": name}
-        made = assemble(keys)
-        server, client = made.method.make_server(made.task), ClientInfo("client-00000", 20)
+        assembled = assemble(keys)
+        server, client = assembled.method.make_server(assembled.task), ClientInfo("client-00000", 20)
         state, plan = server.init(), server.plan(1)
         if hasattr(server, "joined"):
             state = server.joined(state, [client])
@@ -89,9 +89,13 @@ def test_a_process_that_trains_once_imports_no_compiler(process):
 def test_a_client_of_any_method_trains_without_server_code(process):
     done, imported = process
     assert len(imported) == 2, done.stderr.decode()
-    ours = [name for name in imported[1] if name.partition(".")[0] == "sepal"]
-    assert "sepal.strategies.fedpse.client" in ours
-    server = [name for name in ours if name.split(".")[1:2] in (["server"], ["server_app"]) or name.endswith(".server")]
+    sepal_modules = [name for name in imported[1] if name.partition(".")[0] == "sepal"]
+    assert "sepal.strategies.fedpse.client" in sepal_modules
+    server = [
+        name
+        for name in sepal_modules
+        if name.split(".")[1:2] in (["server"], ["server_app"]) or name.endswith(".server")
+    ]
     assert not server
 
 

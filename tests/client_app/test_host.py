@@ -55,16 +55,16 @@ class Half:
 
 
 def evaluate(predictor, view) -> Mapping[str, float]:
-    seen.append((view, *predictor(None)))
+    predictions.append((view, *predictor(None)))
     return {"correct": 1.0, "examples": 2.0, "loss": 0.5}
 
 
-seen: list[tuple[str, str, float]] = []
+predictions: list[tuple[str, str, float]] = []
 
 
 @pytest.fixture
 def host(tmp_path):
-    seen.clear()
+    predictions.clear()
     store = DiskStateStore(tmp_path, State)
     return ClientHost(RUN, ClientInfo("a", 10), Half(), store, evaluate, {"weights": "w"}, lambda: {"seconds": 1.0})
 
@@ -114,7 +114,7 @@ def test_the_same_order_again_is_answered_from_the_store_byte_for_byte(host):
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_order",
     [
         (order(round=2), content()),
         (order(), content(2.0)),
@@ -124,9 +124,9 @@ def test_the_same_order_again_is_answered_from_the_store_byte_for_byte(host):
     ],
     ids=["round", "download", "scalar", "views", "kind"],
 )
-def test_another_order_is_not_a_replay(host, other):
+def test_another_order_is_not_a_replay(host, other_order):
     ask(host, order(), content())
-    ask(host, *other)
+    ask(host, *other_order)
     assert len(host.algorithm.calls) == 2
 
 
@@ -158,7 +158,7 @@ def test_adapting_is_scratch_unless_it_is_to_be_kept(host):
 
 def test_the_views_are_those_that_were_asked_for(host):
     ask(host, order(views=("received", "trained", "pooled")), content(3))
-    assert seen == [("received", "received", 3.0), ("trained", "own", 3.0), ("pooled", "own", 3.0)]
+    assert predictions == [("received", "received", 3.0), ("trained", "own", 3.0), ("pooled", "own", 3.0)]
     reply = read_reply(ask(host, order(round=2, views=("received",)), content()))[0]
     assert {key for key in reply.metrics if "." in key} == {"received.correct", "received.examples", "received.loss"}
 
@@ -241,11 +241,11 @@ def test_junk_is_answered_with_an_error(host):
 def test_the_kept_view_is_the_model_before_the_last_download_is_taken(host):
     """Trained once from 1: the total is 1. The closing round's download is 5, and closing adds 100."""
     first, _ = read_reply(ask(host, order(), content()))
-    seen.clear()
+    predictions.clear()
     views = ("received", "trained", "kept")
-    asked = order(Kind.ADAPT, 2, first.version, views=views, keep=True)
-    reply, _ = read_reply(ask(host, asked, content(5.0)))
-    assert seen == [("received", "received", 5.0), ("kept", "own", 1.0), ("trained", "own", 101.0)]
+    kept_order = order(Kind.ADAPT, 2, first.version, views=views, keep=True)
+    reply, _ = read_reply(ask(host, kept_order, content(5.0)))
+    assert predictions == [("received", "received", 5.0), ("kept", "own", 1.0), ("trained", "own", 101.0)]
     assert reply.metrics["kept.correct"] == 1.0
 
 

@@ -154,16 +154,18 @@ def test_every_key_that_deals_or_splits_a_nodes_own_files_acts_by_number_or_is_r
     keys |= {key for key, words in described(RunConfig) if re.search("label|class", words)}
     assert set(TRIED) == keys - BESIDE, "a new key: does it change a number of examples by label?"
     by_person = [0] * 20 + [1] * 40
-    other = [int(n) for n in np.random.default_rng(0).permutation([0] * 5 + [1] * 31 + [2] * 24)]
+    other_labels = [int(n) for n in np.random.default_rng(0).permutation([0] * 5 + [1] * 31 + [2] * 24)]
     for write, names in ((owned, ("iid", "natural")), (with_test_part, ("iid",))):
-        one, two = (write(tmp_path / f"{write.__name__}{n}", labels) for n, labels in enumerate((by_person, other)))
+        first, second = (
+            write(tmp_path / f"{write.__name__}{n}", labels) for n, labels in enumerate((by_person, other_labels))
+        )
         for name in names:
-            assert dealt(one, {"partition.name": name}) == dealt(two, {"partition.name": name}) is not None
+            assert dealt(first, {"partition.name": name}) == dealt(second, {"partition.name": name}) is not None
             for key, value in TRIED.items():
                 tried = {"partition.name": name, key: value}
-                assert dealt(one, tried) == dealt(two, tried), tried
-                assert (dealt(one, tried) is None) == (key in BY_LABEL), tried
-    by_name = {name: dealt(one, {"partition.name": name}) for name in get_args(PartitionName) if name != "natural"}
+                assert dealt(first, tried) == dealt(second, tried), tried
+                assert (dealt(first, tried) is None) == (key in BY_LABEL), tried
+    by_name = {name: dealt(first, {"partition.name": name}) for name in get_args(PartitionName) if name != "natural"}
     assert [name for name, numbers in by_name.items() if numbers] == ["iid"]
 
 
@@ -210,8 +212,8 @@ def test_a_run_with_a_silent_client_counts_the_others(tmp_path, monkeypatch):
     lines, summary, path = run(tmp_path, monkeypatch, {1})
     for line in lines:
         assert line["accuracy"]["trained"]["clients"] == 2
-        found = {client["name"]: client["trained"] for client in line["clients"]}
-        assert [found[name] is None for name in sorted(found)] == [False, True, False]
+        accuracies = {client["name"]: client["trained"] for client in line["clients"]}
+        assert [accuracies[name] is None for name in sorted(accuracies)] == [False, True, False]
         assert not line["not_accepted"]
     assert summary["accuracy"]["trained"]["clients"] == 2
     assert sepal("show", path).exit_code == 0

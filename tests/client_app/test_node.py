@@ -90,13 +90,13 @@ def test_refuses(config, key):
 )
 def test_states_lie_below_the_nodes_word_the_runs_or_home(node, run, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
-    place = {
+    directories = {
         key: str(tmp_path / value.lstrip("/")) if value else "" for key, value in {"node": node, "run": run}.items()
     }
     assembly = SimpleNamespace(
-        task=SimpleNamespace(config=RunConfig(state_dir=place["run"])), method=registry.get("fedavg")
+        task=SimpleNamespace(config=RunConfig(state_dir=directories["run"])), method=registry.get("fedavg")
     )
-    open_store(SimpleNamespace(assembly=assembly), Node(name="a", state_dir=place["node"]), "run-1")
+    open_store(SimpleNamespace(assembly=assembly), Node(name="a", state_dir=directories["node"]), "run-1")
     assert (tmp_path / expected.lstrip("/") / "run-1" / "a" / "identity").exists()
 
 

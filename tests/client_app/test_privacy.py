@@ -95,16 +95,16 @@ def test_equal_updates_have_other_noise_after_another_download(train):
     """At so small a rate the update is 0 for both downloads: what is added to them is the noise itself."""
     task = assemble({**RUN, "lr": 1e-30}).task
 
-    def noise(scale, **asked):
+    def noise(scale, **options):
         start = {name: scale * array for name, array in task.weights.items()}
         content = seal(Payload(dense(start, task.layout, ValueCoding.FP32)))
         schema = dense_schema(task.layout)
-        got = unseal(train("one", round=2, content=content, lr=1e-30, **asked)[1], schema)
+        got = unseal(train("one", round=2, content=content, lr=1e-30, **options)[1], schema)
         return np.concatenate([(got.tensors[name].dense() - start[name]).ravel() for name in start])
 
-    first, other = noise(np.float32(1)), noise(np.float32(2))
+    first, second = noise(np.float32(1)), noise(np.float32(2))
     assert 0.9 < first.std() < 1.1
-    assert abs(np.corrcoef(first, other)[0, 1]) < 0.05
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
     again = noise(np.float32(1), views=("received",))
     np.testing.assert_array_equal(first, again, "what the server wants to know of the round does not matter")
 
@@ -112,8 +112,8 @@ def test_equal_updates_have_other_noise_after_another_download(train):
 OTHERS = [{"local-epochs": 2}, {"batch-size": 3}, {"weight-decay": 1e-20}, {"threads": 2}, {"device": "cpu"}]
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_equal_updates_have_other_noise_under_another_run_config(train, other):
+@pytest.mark.parametrize("changed", OTHERS)
+def test_equal_updates_have_other_noise_under_another_run_config(train, changed):
     """Else two configurations whose updates are equal, as with a trap neuron that stays dead, show that they are."""
 
     def noise(views, **keys):
@@ -123,7 +123,7 @@ def test_equal_updates_have_other_noise_under_another_run_config(train, other):
         got = unseal(sent, dense_schema(task.layout))
         return np.concatenate([(got.tensors[n].dense() - w).ravel() for n, w in task.weights.items()])
 
-    first, second = noise(()), noise(("received",), **other)
+    first, second = noise(()), noise(("received",), **changed)
     assert 0.9 < second.std() < 1.1
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
 

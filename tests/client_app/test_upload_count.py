@@ -125,7 +125,7 @@ def test_an_upload_is_charged_before_training_and_each_error_after_it_is_the_sam
 
         monkeypatch.setattr(Trainer, "fit", fit)
 
-    said = set()
+    errors = set()
     for run, error in (
         (1, ModelError("x", "y", "private")),
         (2, ZeroDivisionError()),
@@ -134,9 +134,9 @@ def test_an_upload_is_charged_before_training_and_each_error_after_it_is_the_sam
         fail(error)
         with pytest.raises(SepalError) as raised:
             train(run, 3)
-        said.add((type(raised.value), re.sub("code [0-9a-f]{8}", "", str(raised.value))))
-    assert len(said) == 1
-    assert "private" not in str(said)
+        errors.add((type(raised.value), re.sub("code [0-9a-f]{8}", "", str(raised.value))))
+    assert len(errors) == 1
+    assert "private" not in str(errors)
     (path,) = tmp_path.rglob("sent")
     assert len(path.read_bytes().splitlines()) == 3
 
@@ -167,11 +167,11 @@ def test_the_key_is_a_whole_number(value):
 )
 def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path, options, expected):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
-    seen = []
-    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: seen.append(node_config))
+    node_configs = []
+    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: node_configs.append(node_config))
     result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
     assert result.exit_code == 0, result.output
-    node = Node.of(seen[0])
+    node = Node.of(node_configs[0])
     assert (node.most_uploads, node.accuracies, node.least_noise) == expected
 
 

@@ -24,13 +24,13 @@ SCHEMA = Schema(
 RUN = {"dataset": "folder", "clients": 3, "rounds": 1, "method": "fedavg"}
 
 
-def table(place, rows=60, site="berlin", schema=SCHEMA):
-    place.mkdir(exist_ok=True)
+def table(directory, rows=60, site="berlin", schema=SCHEMA):
+    directory.mkdir(exist_ok=True)
     lines = [f"{20 + n},{'fm'[n % 2]},{site},{('no', 'yes')[n // 2 % 2]}" for n in range(rows)]
-    (place / "own.csv").write_text("\n".join(["age,sex,site,ill", *lines, ""]))
+    (directory / "own.csv").write_text("\n".join(["age,sex,site,ill", *lines, ""]))
     if schema:
-        (place / "schema.toml").write_text(written(schema))
-    return place
+        (directory / "schema.toml").write_text(written(schema))
+    return directory
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def examples(tmp_path, monkeypatch):
 def test_a_node_with_files_of_its_own_and_no_number_trains_with_all_of_them(examples, tmp_path, caplog):
     """Of 60 rows, a quarter are tests, and a tenth of the others validation."""
     caplog.set_level("INFO", "sepal")
-    own = {"name": "berlin", "data-dir": str(table(tmp_path / "own"))}
-    assert examples(own) == 41
+    node = {"name": "berlin", "data-dir": str(table(tmp_path / "own"))}
+    assert examples(node) == 41
     assert "berlin: 41 training examples, all of the data set folder on this machine" in caplog.text
-    assert examples(own, **{"partition.name": "iid"}) == 41
-    assert examples({**own, "partition-id": 1, "num-partitions": 3}, **{"partition.name": "iid"}) < 20
+    assert examples(node, **{"partition.name": "iid"}) == 41
+    assert examples({**node, "partition-id": 1, "num-partitions": 3}, **{"partition.name": "iid"}) < 20
     assert examples({"name": "berlin"}, dataset="digits", **{"partition.subsample": 300}) < 200, "a shared data set"
 
 
@@ -75,12 +75,12 @@ def test_a_server_needs_the_schema_alone_and_agrees_with_clients_that_have_table
     server = assemble({**RUN, "data-dir": str(tmp_path / "server")})
     beside = assemble({**RUN, "folder.schema": str(tmp_path / "server" / "schema.toml")})
     client = assemble({**RUN, "clients": 1, "data-dir": str(table(tmp_path / "own"))})
-    for ours in (server, beside):
-        assert ours.info == client.info.__class__(**{**vars(client.info), "notes": ours.info.notes})
+    for server_side in (server, beside):
+        assert server_side.info == client.info.__class__(**{**vars(client.info), "notes": server_side.info.notes})
         same = client.agreed.replace("clients\t1", "clients\t3")
-        assert disagreement("berlin", ours.agreed, same) is None
-        assert [part.shape for part in ours.task.layout] == [part.shape for part in client.task.layout]
-        assert ours.data.private
+        assert disagreement("berlin", server_side.agreed, same) is None
+        assert [part.shape for part in server_side.task.layout] == [part.shape for part in client.task.layout]
+        assert server_side.data.private
 
 
 @pytest.mark.parametrize(

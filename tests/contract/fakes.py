@@ -97,12 +97,12 @@ class QueueServer(FakeServer):
         return Schema({"delta": TensorSpec((SIZE,), min_count=2, max_count=2)})
 
     def aggregate(self, state: QueueState, uploads: Uploads, plan: Plan) -> tuple[QueueState, Metrics]:
-        total, seen, supports = np.zeros(SIZE), np.zeros(SIZE), {}
+        total, senders, supports = np.zeros(SIZE), np.zeros(SIZE), {}
         for upload in uploads:
             delta = upload.payload.tensors["delta"]
             supports[upload.client.name] = delta.mask()
-            total, seen = total + delta.dense(), seen + delta.mask()
-        mean = np.divide(total, seen, out=np.zeros(SIZE), where=seen > 0).astype(np.float32)
+            total, senders = total + delta.dense(), senders + delta.mask()
+        mean = np.divide(total, senders, out=np.zeros(SIZE), where=senders > 0).astype(np.float32)
         believed = dict(state.believed)
         for name in supports:
             delivered = state.pending[name] if name in state.pending else state.w - self.start
@@ -179,10 +179,10 @@ class PhaseClient(FakeClient):
         return Schema({"w": TensorSpec((SIZE,), optional=plan.phase == "alone")})
 
     def train(self, state: Held, download: Payload, plan: Plan) -> tuple[Held, Payload]:
-        taken = download.tensors["w"].dense() if "w" in download.tensors else state.w
-        own = state.extra + step(taken, self.name, plan)
+        start = download.tensors["w"].dense() if "w" in download.tensors else state.w
+        moved = state.extra + step(start, self.name, plan)
         sends = plan.phase == "share"
-        return Held(state.w if sends else taken, own, plan.round), Payload({"w": whole(own)} if sends else {})
+        return Held(state.w if sends else start, moved, plan.round), Payload({"w": whole(moved)} if sends else {})
 
     def adapt(self, state: Held, download: Payload, plan: Plan) -> Held:
         return replace(state, rounds=plan.round)
@@ -227,12 +227,12 @@ class ShapeServer(FakeServer):
         return Schema({"mask": TensorSpec((SIZE,), values=False), "kept": compact})
 
     def aggregate(self, state: ShapeState, uploads: Uploads, plan: Plan) -> tuple[ShapeState, Metrics]:
-        total, held, masks = np.zeros(SIZE), np.zeros(SIZE), dict(state.masks)
+        total, holders, masks = np.zeros(SIZE), np.zeros(SIZE), dict(state.masks)
         for upload in uploads:
             mask = masks[upload.client.name] = upload.payload.tensors["mask"].mask()
             total[mask] += upload.payload.tensors["kept"].dense()
-            held += mask
-        return ShapeState(np.where(held > 0, total / np.maximum(held, 1), state.w).astype(np.float32), masks), {}
+            holders += mask
+        return ShapeState(np.where(holders > 0, total / np.maximum(holders, 1), state.w).astype(np.float32), masks), {}
 
 
 class ShapeClient(FakeClient):

@@ -84,8 +84,8 @@ class Federation:
 
     def states(self, strategy: SepalStrategy) -> dict[str, object]:
         """What each client holds at the version that the server last accepted."""
-        found = {name: self.stores[name].load(v) for name, v in strategy.progress.versions.items()}
-        return {name: stored.state for name, stored in found.items() if stored}
+        stored_states = {name: self.stores[name].load(v) for name, v in strategy.progress.versions.items()}
+        return {name: stored.state for name, stored in stored_states.items() if stored}
 
 
 class Recording(MemoryRunStore):

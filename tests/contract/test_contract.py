@@ -125,8 +125,8 @@ def test_the_closing_round_delivers_to_everybody(kind, per_round):
     report = strategy.report
     assert strategy.progress.round == 9
     assert set(report.digests) == {f"client-{n}" for n in range(4)}
-    held = federation.states(strategy)
-    assert {name: digest(state) for name, state in held.items()} == dict(report.digests)
+    states = federation.states(strategy)
+    assert {name: digest(state) for name, state in states.items()} == dict(report.digests)
     assert report.totals.closing.down > 0
     assert report.totals.closing.up == 0
     assert agrees(kind, federation, strategy)

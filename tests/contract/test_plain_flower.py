@@ -57,12 +57,12 @@ def closing_digests(strategy, grid):
 @pytest.mark.parametrize("case", [name for name in CASES if name not in PRIVATE])
 def test_three_rounds_have_the_bits_of_the_in_process_engine(case):
     """A version's name is a digest of all downloads and uploads on the way to it; a state has what is not sent."""
-    twin, seen = Twin(case), Versions()
-    ran = run_in_process(twin.assembly, observers=[seen])
+    twin, versions = Twin(case), Versions()
+    ran = run_in_process(twin.assembly, observers=[versions])
     strategy, grid = twin.strategy(), ContextGrid(twin.app(), contexts())
     result = strategy.start(grid, twin.arrays, num_rounds=ROUNDS)
     state = strategy.run.state
-    assert (digest(state.server), dict(state.versions)) == seen.after
+    assert (digest(state.server), dict(state.versions)) == versions.after
     assert len(result.train_metrics_clientapp) == ROUNDS
     assert closing_digests(strategy, grid) == dict(ran.report.digests)
 
@@ -134,11 +134,11 @@ def test_what_has_no_effect_is_refused_by_name(keys, words):
 
 
 def test_a_central_evaluation_is_refused_where_there_is_no_whole_global_model():
-    seen = []
-    started(start={"evaluate_fn": lambda number, found: seen.append((number, len(found)))})
-    assert seen == [(number, len(arrays())) for number in range(3)]
+    evaluations = []
+    started(start={"evaluate_fn": lambda number, weights: evaluations.append((number, len(weights)))})
+    assert evaluations == [(number, len(arrays())) for number in range(3)]
     with pytest.raises(ConfigError, match="evaluate_fn: expected None: fedper has no whole global model"):
-        started(FedPer, start={"evaluate_fn": lambda number, found: None})
+        started(FedPer, start={"evaluate_fn": lambda number, weights: None})
 
 
 def test_flowers_differential_privacy_around_a_method_is_refused():
@@ -181,8 +181,8 @@ def fails(*numbers, after=0):
 @pytest.mark.parametrize("after", [0, 1], ids=["at once", "in round 1"])
 def test_the_cause_of_a_clients_error_is_shown_in_full_and_the_others_go_on(after, caplog):
     strategy, _, result = started(app=wrap_client(FedAvg, Net, fails(2, after=after)))
-    told = [message for message in caplog.messages if "the table of the ward cannot be read" in message]
-    assert len([message for message in told if "KeyError: 'ward'" in message and "Traceback" in message]) == 1
+    error_messages = [message for message in caplog.messages if "the table of the ward cannot be read" in message]
+    assert len([message for message in error_messages if "KeyError: 'ward'" in message and "Traceback" in message]) == 1
     assert result.train_metrics_clientapp[2]["clients"] == CLIENTS - 1
     assert strategy.run.state.round == 2
 
@@ -268,25 +268,27 @@ def test_a_client_takes_no_code_and_no_path_from_the_server(key, monkeypatch):
 
 
 class Photographs(torch.utils.data.Dataset):
-    def __init__(self, given):
-        self.x, self.y = given
+    def __init__(self, examples):
+        self.x, self.y = examples
 
     def __len__(self):
         return len(self.y)
 
-    def __getitem__(self, place):
-        return {"img": torch.as_tensor(self.x[place]), "label": int(self.y[place])}
+    def __getitem__(self, index):
+        return {"img": torch.as_tensor(self.x[index]), "label": int(self.y[index])}
 
 
 def loaders(context, **how):
-    given = load(context)
-    return tuple(DataLoader(Photographs(part), batch_size=7, shuffle=True, **how) for part in (given[:2], given[2:]))
+    examples = load(context)
+    return tuple(
+        DataLoader(Photographs(part), batch_size=7, shuffle=True, **how) for part in (examples[:2], examples[2:])
+    )
 
 
 def test_data_may_be_arrays_datasets_or_dataloaders_of_dictionaries_with_one_result():
     plain_run = started()[0].run
-    other = started(app=wrap_client(FedAvg, Net, loaders))[0].run
-    assert digest(other.state.server) == digest(plain_run.state.server)
+    other_run = started(app=wrap_client(FedAvg, Net, loaders))[0].run
+    assert digest(other_run.state.server) == digest(plain_run.state.server)
 
 
 @pytest.mark.parametrize(

@@ -153,12 +153,12 @@ def test_the_first_round_is_repeated_itself():
 
 def test_a_run_that_does_not_recover_ends_and_says_what_to_set(tmp_path):
     federation = Diverging("queue", tmp_path, enough=ALL)
-    said = r"round 4: expected a model from which most clients can train, got .*eighth.*: set a lower lr"
-    with pytest.raises(RoundError, match=said):
+    message = r"round 4: expected a model from which most clients can train, got .*eighth.*: set a lower lr"
+    with pytest.raises(RoundError, match=message):
         federation.start(on_disk(federation, tmp_path))
     assert {halvings for _, halvings in federation.orders} == {0, 1, 2, 3}
     before = len(federation.orders)
-    with pytest.raises(RoundError, match=said):
+    with pytest.raises(RoundError, match=message):
         federation.start(on_disk(federation, tmp_path))
     assert len(federation.orders) == before + 4, "started again, it asks round 4 once more and ends"
     stored = (tmp_path / "server" / "records" / "000003").read_text().partition("\n")[2]

@@ -38,7 +38,9 @@ FLAT = {
 def socket_bytes(port: int) -> tuple[int, int]:
     """Bytes that the SuperNodes sent to and received from the Fleet API's port, over all connections that are open."""
     text = subprocess.run(["ss", "-tin", f"dport = :{port}"], capture_output=True, text=True, check=True).stdout
-    sent, received = (sum(map(int, re.findall(rf"\b{what}:(\d+)", text))) for what in ("bytes_sent", "bytes_received"))
+    sent, received = (
+        sum(map(int, re.findall(rf"\b{field}:(\d+)", text))) for field in ("bytes_sent", "bytes_received")
+    )
     return sent, received
 
 
@@ -72,9 +74,9 @@ def test_the_ledger_counts_what_crosses_the_socket(tmp_path):
     idle = [2 * (before[side] - waiting[side]) * seconds / IDLE for side in (0, 1)]
     answered = payload_sums(entries)[1]
     sums = {
-        (direction, what): sum(entry[what] for entry in entries if entry["direction"] == direction)
+        (direction, measure): sum(entry[measure] for entry in entries if entry["direction"] == direction)
         for direction in ("up", "down")
-        for what in ("payload", "message")
+        for measure in ("payload", "message")
     }
     messages = len(entries) // 2
     report = {

@@ -33,8 +33,8 @@ FLOWERS = ("grpc", "http")
 
 def compose_command() -> list[str]:
     for command in (["docker", "compose"], ["docker-compose"]):
-        asked = [*command, "version"]
-        if shutil.which(command[0]) and not subprocess.run(asked, check=False, capture_output=True).returncode:
+        version = [*command, "version"]
+        if shutil.which(command[0]) and not subprocess.run(version, check=False, capture_output=True).returncode:
             return command
     pytest.skip("Compose is not installed (docker-compose or the plugin)")
 
@@ -61,8 +61,8 @@ def image(engine, request):
     name = f"sepal:test-{request.param}"
     environment = {**os.environ, "SEPAL_IMAGE": name, "FLOWER": request.param}
     subprocess.run([*compose_command(), "build", "certs"], cwd=ROOT, env=environment, check=True)
-    asked = ["-P", "-c", "from sepal.flower.versions import transport; print(transport())"]
-    answer = engine.containers.run(name, asked, entrypoint="python3", remove=True, network_mode="none")
+    arguments = ["-P", "-c", "from sepal.flower.versions import transport; print(transport())"]
+    answer = engine.containers.run(name, arguments, entrypoint="python3", remove=True, network_mode="none")
     assert answer.decode().lower().startswith(request.param), "it has another Flower"
     return name
 
@@ -73,8 +73,8 @@ class Project:
     def __init__(self, engine, image, method):
         self.engine, self.name = engine, f"sepal{uuid.uuid4().hex[:8]}"
         keys = {"ROUNDS": ROUNDS, "CLIENTS": CLIENTS, "EPOCHS": EPOCHS, "CAPACITIES": CAPACITIES, "WIDTH": WIDTH}
-        self.method, told = method, {key: str(value) for key, value in keys.items()}
-        self.environment = {**os.environ, **told, "SEPAL_IMAGE": image, "METHOD": method, "RUN": "kill"}
+        self.method, settings = method, {key: str(value) for key, value in keys.items()}
+        self.environment = {**os.environ, **settings, "SEPAL_IMAGE": image, "METHOD": method, "RUN": "kill"}
 
     def compose(self, *arguments, check=True):
         command = [*compose_command(), "--project-name", self.name, *arguments]
@@ -84,8 +84,8 @@ class Project:
 
     def containers(self, service):
         labels = [f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}"]
-        found = self.engine.containers.list(all=True, filters={"label": labels})
-        return sorted(found, key=lambda container: container.name)
+        containers = self.engine.containers.list(all=True, filters={"label": labels})
+        return sorted(containers, key=lambda container: container.name)
 
     def read(self, path):
         (container,) = self.containers("superlink")
@@ -98,10 +98,12 @@ class Project:
         (container,) = self.containers("superlink")
         return container.exec_run(["test", "-e", path]).exit_code == 0
 
-    def until(self, holds, seconds, what):
+    def until(self, holds, seconds, failure):
         end = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < end, f"{what}\n{self.compose('logs', '--tail', '40', check=False).stdout[-6000:]}"
+            assert time.monotonic() < end, (
+                f"{failure}\n{self.compose('logs', '--tail', '40', check=False).stdout[-6000:]}"
+            )
             time.sleep(1)
 
     def ended(self):
@@ -161,9 +163,9 @@ def in_process(method, path) -> tuple[str, str]:
 
 def slot(container, starts) -> str:
     """The last slot that a client's log names; it names one at each start."""
-    told = [line for line in container.logs().decode(errors="replace").splitlines() if line.startswith("slot ")]
-    assert len(told) >= starts
-    return told[-1]
+    slot_lines = [line for line in container.logs().decode(errors="replace").splitlines() if line.startswith("slot ")]
+    assert len(slot_lines) >= starts
+    return slot_lines[-1]
 
 
 def test_the_demo_ends_with_its_summary_and_takes_down_its_own_project_alone(engine, image):
@@ -184,8 +186,8 @@ def test_the_demo_ends_with_its_summary_and_takes_down_its_own_project_alone(eng
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         assert "closing evaluation" in done.stdout
         assert "2 clients" in done.stdout
-        mine = {"label": "com.docker.compose.project=sepal-demo"}
-        assert engine.containers.list(all=True, filters=mine) == engine.volumes.list(filters=mine) == []
+        demo_label = {"label": "com.docker.compose.project=sepal-demo"}
+        assert engine.containers.list(all=True, filters=demo_label) == engine.volumes.list(filters=demo_label) == []
         assert engine.volumes.get(bystander.name)
     finally:
         bystander.remove()
@@ -193,5 +195,5 @@ def test_the_demo_ends_with_its_summary_and_takes_down_its_own_project_alone(eng
 
 def test_no_key_is_in_the_image(engine, image):
     arguments = ["/certs", "/home/sepal", "-type", "f", "-not", "-name", ".bash*", "-not", "-name", ".profile"]
-    found = engine.containers.run(image, arguments, entrypoint="find", remove=True, network_mode="none")
-    assert found.decode().strip() == ""
+    key_files = engine.containers.run(image, arguments, entrypoint="find", remove=True, network_mode="none")
+    assert key_files.decode().strip() == ""

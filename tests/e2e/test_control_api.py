@@ -19,11 +19,11 @@ from sepal.flower.versions import speaks_http
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def asked(port: int, path: str = "/v1/control/list-runs", **headers: str) -> tuple[int, bytes]:
+def response_to(port: int, path: str = "/v1/control/list-runs", **headers: str) -> tuple[int, bytes]:
     """The answer that a request with these headers gets; by default to a list of the runs."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    given = {"content-type": "application/protobuf", **headers}
-    connection.request("POST", path, ListRunsRequest().SerializeToString(), given)
+    metadata = {"content-type": "application/protobuf", **headers}
+    connection.request("POST", path, ListRunsRequest().SerializeToString(), metadata)
     answer = connection.getresponse()
     return answer.status, answer.read()
 
@@ -33,13 +33,13 @@ def test_a_web_page_gives_no_orders_to_the_superlink(kind):
     with Flower() as flower:
         getattr(flower, kind)(timeout=120)
         port = flower.ports.control
-        status, answer = asked(port)
+        status, answer = response_to(port)
         assert status == 200
         assert ListRunsResponse.FromString(answer).now, "this is an order that is obeyed"
-        assert asked(port, Host=f"localhost:{port}")[0] == 200
-        assert asked(port, Host=f"rebound.example:{port}")[0] == 403
-        assert asked(port, Origin="https://elsewhere.example")[0] == 403
-        assert asked(port, Origin=f"http://127.0.0.1:{port}")[0] == 403, "no page is served there"
+        assert response_to(port, Host=f"localhost:{port}")[0] == 200
+        assert response_to(port, Host=f"rebound.example:{port}")[0] == 403
+        assert response_to(port, Origin="https://elsewhere.example")[0] == 403
+        assert response_to(port, Origin=f"http://127.0.0.1:{port}")[0] == 403, "no page is served there"
         assert '"runs"' in flower.ask("flwr", "list", "sepal", "--format", "json")[0], "Flower's own commands go on"
 
 
@@ -48,10 +48,12 @@ def test_a_web_page_is_no_supernode_in_plain_text():
     with Flower() as flower:
         flower.start_superlink(timeout=120)
         if speaks_http():
-            assert asked(flower.ports.fleet, "/v1/fleet/pull-messages", Origin="https://elsewhere.example")[0] == 403
+            assert (
+                response_to(flower.ports.fleet, "/v1/fleet/pull-messages", Origin="https://elsewhere.example")[0] == 403
+            )
         else:
             with pytest.raises((http.client.HTTPException, ConnectionError)):
-                asked(flower.ports.fleet, "/flwr.proto.Fleet/PullMessages")
+                response_to(flower.ports.fleet, "/flwr.proto.Fleet/PullMessages")
 
 
 @pytest.mark.parametrize(

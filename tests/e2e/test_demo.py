@@ -42,14 +42,14 @@ def start(directory, **environment):
 
 
 def left(mark):
-    found = []
+    command_lines = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark in path.read_bytes().split(b"\0"):
-                found.append((path.parent / "cmdline").read_bytes().replace(b"\0", b" "))
+                command_lines.append((path.parent / "cmdline").read_bytes().replace(b"\0", b" "))
         except OSError:
             continue
-    return found
+    return command_lines
 
 
 def homes():
@@ -68,9 +68,9 @@ def abandoned(before):
                 }
             except OSError:
                 continue
-        found = {home for home in homes() - before if str(home) not in used}
-        if not found or time.monotonic() > end:
-            return found
+        leftover_homes = {home for home in homes() - before if str(home) not in used}
+        if not leftover_homes or time.monotonic() > end:
+            return leftover_homes
         time.sleep(1)
 
 
@@ -95,14 +95,14 @@ def test_the_demo_runs_and_leaves_no_process(tmp_path):
         "Side by side",
     ):
         assert words in output
-    (path,) = [Path(found) for found in re.findall(r"Run written to (.+)", output)]
+    (path,) = [Path(run_path) for run_path in re.findall(r"Run written to (.+)", output)]
     runs = {m: read_run(path.with_name(f"{path.name}-{m}")) for m in BESIDE}
     ends = {m: 100 * run.summary["accuracy"][registry.deployed(m)]["mean"] for m, run in runs.items()}
-    own = 100 * read_run(path).summary["accuracy"]["kept"]["mean"]
-    (said,) = (line for line in output.splitlines() if "of FedAvg's bytes" in line)
+    accuracy = 100 * read_run(path).summary["accuracy"]["kept"]["mean"]
+    (sentence,) = (line for line in output.splitlines() if "of FedAvg's bytes" in line)
     # what the demo says is what it found
-    dense, alone = (compared(own - ends[method]) for method in ("fedavg", "local"))
-    assert f"FedPSE is {dense} FedAvg and {alone} training alone." in said
+    dense, alone = (compared(accuracy - ends[method]) for method in ("fedavg", "local"))
+    assert f"FedPSE is {dense} FedAvg and {alone} training alone." in sentence
     assert "one seed" in output
     assert (tmp_path / "runs" / "demo" / "report.html").stat().st_size > 10_000
     summary = read_run(path).summary

@@ -87,25 +87,25 @@ def assert_widths(directory: Path, case: str) -> None:
     """In the cases of mixed capacity each client has a width of its own, and two rounds of two train all three."""
     if case in WIDTHS:
         lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-        for seen in (lines[:2], lines[-1:]):
-            found = {client["name"]: client["metrics"]["width"] for line in seen for client in line["clients"]}
-            assert [found[name] for name in sorted(found)] == WIDTHS[case]
+        for round_lines in (lines[:2], lines[-1:]):
+            widths = {client["name"]: client["metrics"]["width"] for line in round_lines for client in line["clients"]}
+            assert [widths[name] for name in sorted(widths)] == WIDTHS[case]
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """The in-process engine's hashes, computed once a case."""
-    found = {}
+    hashes_by_case = {}
 
     def of(case):
-        if case not in found:
+        if case not in hashes_by_case:
             path = tmp_path_factory.mktemp("expected") / case
             assembly = assemble({**FLAT, **CASES[case], "name": case})
             with RunDirectory(path, assembly, IN_PROCESS) as directory:
                 run_in_process(assembly, store=directory.store(), observers=[directory])
             assert_widths(path, case)
-            found[case] = hashes(path)
-        return found[case]
+            hashes_by_case[case] = hashes(path)
+        return hashes_by_case[case]
 
     return of
 

@@ -77,20 +77,20 @@ def outcome(run: Path) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    place = directory_with_model(tmp_path_factory.mktemp("in-process") / "w")
-    assert sepal(place, "run", *sets(), "--name", "r", "--workers", "1").wait(200) == 0, (place / "log").read_text()
-    found = outcome(place / "runs" / "r")
-    steps = [c["metrics"]["steps"] for c in json.loads((place / "runs/r/metrics.jsonl").open().readline())["clients"]]
+    folder = directory_with_model(tmp_path_factory.mktemp("in-process") / "w")
+    assert sepal(folder, "run", *sets(), "--name", "r", "--workers", "1").wait(200) == 0, (folder / "log").read_text()
+    run_outcome = outcome(folder / "runs" / "r")
+    steps = [c["metrics"]["steps"] for c in json.loads((folder / "runs/r/metrics.jsonl").open().readline())["clients"]]
     assert steps == [STEPS, STEPS]
-    assert found[2:4] == (8, 3)
-    assert found[4] == [(1, 0, 0), (2, 1, 2), (3, 1, 2), (4, 2, 4), (5, 2, 0)]
-    return found
+    assert run_outcome[2:4] == (8, 3)
+    assert run_outcome[4] == [(1, 0, 0), (2, 1, 2), (3, 1, 2), (4, 2, 4), (5, 2, 0)]
+    return run_outcome
 
 
 def test_two_workers(expected, tmp_path):
-    place = directory_with_model(tmp_path / "w")
-    assert sepal(place, "run", *sets(), "--name", "r", "--workers", "2").wait(200) == 0, (place / "log").read_text()
-    assert outcome(place / "runs" / "r") == expected
+    folder = directory_with_model(tmp_path / "w")
+    assert sepal(folder, "run", *sets(), "--name", "r", "--workers", "2").wait(200) == 0, (folder / "log").read_text()
+    assert outcome(folder / "runs" / "r") == expected
 
 
 def test_a_deployment(expected, tmp_path):
@@ -112,8 +112,8 @@ def test_a_deployment(expected, tmp_path):
 
 @pytest.mark.simulation
 def test_the_simulation(expected, tmp_path):
-    place = directory_with_model(tmp_path / "w")
-    environment = {"SEPAL_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{place}"}
+    folder = directory_with_model(tmp_path / "w")
+    environment = {"SEPAL_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     with Flower(environment=environment) as flower:
         flower.start_simulation()
         keys = {**KEYS, "name": "r", "out": str(tmp_path)}

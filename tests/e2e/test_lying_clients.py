@@ -108,13 +108,13 @@ def after_round(path: Path, round: int, action) -> None:
 
 
 @pytest.fixture(scope="module")
-def told():
+def guest_orders():
     """What the server says to the node that nobody invited."""
     return []
 
 
 @pytest.fixture(scope="module")
-def ledger(server, address, certs, told, tmp_path_factory):
+def ledger(server, address, certs, guest_orders, tmp_path_factory):
     """Upload entries of the hostile client by round, the run's directory, and its client."""
     out = tmp_path_factory.mktemp("out")
     clients = []
@@ -125,7 +125,7 @@ def ledger(server, address, certs, told, tmp_path_factory):
         clients[-1].start()
 
     def listen(message: Message, reply: Message) -> list[Message]:
-        told.append((read_order(message.content)[0].kind, read_order(message.content)[0].plan.phase))
+        guest_orders.append((read_order(message.content)[0].kind, read_order(message.content)[0].plan.phase))
         return [reply]
 
     node = {"name": GUEST, "partition-id": 0, "num-partitions": 2, "state-dir": str(out / "states")}
@@ -138,13 +138,13 @@ def ledger(server, address, certs, told, tmp_path_factory):
     assert clients[0].failures == []
     assert run.status == "finished:completed", "\n".join(run.log[-80:])
     entries = [json.loads(line) for line in (out / "attacked" / "ledger.jsonl").read_text().splitlines()]
-    found: dict[int, list] = {}
+    uploads_by_round: dict[int, list] = {}
     for entry in entries:
         if entry["direction"] == "up" and entry["client"] == EVIL:
-            found.setdefault(entry["round"], []).append((entry["status"], entry["reason"]))
+            uploads_by_round.setdefault(entry["round"], []).append((entry["status"], entry["reason"]))
         if entry["direction"] == "up" and entry["client"] == HONEST:
             assert entry["status"] == "accepted", "the round goes on with the honest one"
-    return found, out, clients[1]
+    return uploads_by_round, out, clients[1]
 
 
 def test_an_honest_upload_is_accepted(ledger):
@@ -171,9 +171,9 @@ def test_an_upload_that_is_sent_twice_counts_once(ledger):
 
 
 def test_a_message_for_another_run_of_flowers_is_not_taken_by_the_superlink(ledger):
-    found, _, evil = ledger
+    entries, _, evil = ledger
     assert len(evil.failures) >= 1, "the SuperLink took a message for a run that it does not have"
-    assert found[6] == [("accepted", "")]
+    assert entries[6] == [("accepted", "")]
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_put_together(ledger):
@@ -189,12 +189,12 @@ def test_a_reply_that_cannot_be_decoded_is_named_and_the_round_goes_on(ledger):
     assert (status, reason) == ("missing", "a reply that cannot be read: KeyError: 'dtype'")
 
 
-def test_a_node_that_nobody_invited_is_told_so_and_takes_no_part(ledger, told):
+def test_a_node_that_nobody_invited_is_told_so_and_takes_no_part(ledger, guest_orders):
     """It has a registered key and comes after round 1; the run has its two clients and ends with them."""
-    assert told[0] == (Kind.QUERY, "")
+    assert guest_orders[0] == (Kind.QUERY, "")
     expected = f"client {GUEST}: expected one of the 2 clients of the start (roster = closed)"
-    assert any(expected in words for _, words in told), told
-    assert {kind for kind, _ in told} == {Kind.QUERY}, "it gets no order and no model"
+    assert any(expected in words for _, words in guest_orders), guest_orders
+    assert {kind for kind, _ in guest_orders} == {Kind.QUERY}, "it gets no order and no model"
     assert json.loads((ledger[1] / "attacked" / "summary.json").read_text())["clients"] == 2
 
 

@@ -44,10 +44,10 @@ def test_lies_in_a_methods_uploads_are_refused_over_sockets(method, server, addr
         client.stop(20)
     assert run.status == "finished:completed", "\n".join(run.log[-80:])
     entries = [json.loads(line) for line in (tmp_path / "attacked" / "ledger.jsonl").read_text().splitlines()]
-    found = {
+    reasons = {
         name: [e["status"] for e in entries if (e["direction"], e["client"]) == ("up", name)] for name in (HONEST, EVIL)
     }
-    assert found == {
+    assert reasons == {
         HONEST: ["accepted"] * (2 + len(LIES)),
         EVIL: ["accepted", *["refused"] * len(LIES), "accepted"],
     }

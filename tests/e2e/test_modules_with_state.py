@@ -28,7 +28,7 @@ KEYS = {**FLAT, "model": f"{HERE}:{modules_with_state.everything.__name__}", "ro
 NODES = "num-supernodes=3 client-resources-num-cpus=1"
 
 
-def found(directory):
+def results_of(directory):
     summary = json.loads((directory / "summary.json").read_text())
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return summary["clients_sha256"], [line["accuracy"] for line in rows]
@@ -41,7 +41,7 @@ def expected(tmp_path_factory):
     assembly = assemble({**KEYS, "name": "run"})
     with RunDirectory(path, assembly, IN_PROCESS) as directory:
         run_in_process(assembly, store=directory.store(), observers=[directory], workers=3)
-    return found(path)
+    return results_of(path)
 
 
 def test_a_node_that_starts_again_between_rounds_goes_on_with_what_its_model_held(expected, tmp_path):
@@ -81,7 +81,7 @@ def test_a_node_that_starts_again_between_rounds_goes_on_with_what_its_model_hel
     assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert restarted
     assert restarted[0] < KEYS["rounds"]
-    assert found(tmp_path / "restarted") == expected
+    assert results_of(tmp_path / "restarted") == expected
     assert not deployment.left(), "a process was left behind"
 
 
@@ -90,5 +90,5 @@ def test_the_simulation_has_the_same_bits(expected, tmp_path):
         flower.start_simulation()
         run = flower.run_app(ROOT, {**KEYS, "name": "simulated", "out": str(tmp_path)}, NODES)
     assert run.status == "finished:completed", "\n".join(run.log[-80:])
-    assert found(tmp_path / "simulated") == expected
+    assert results_of(tmp_path / "simulated") == expected
     assert not flower.left(), "a process was left behind"

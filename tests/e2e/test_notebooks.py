@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def outputs(cell):
@@ -62,6 +62,6 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     kernel = {"metadata": {"path": str(tmp_path)}}
     for _ in range(2 if name == "photographs" else 1):  # again in another kernel: its run has a name and is there
         nbclient.NotebookClient(book, timeout=500, kernel_name="python3", resources=kernel).execute()
-    shown = [found for cell in book.cells if cell.cell_type == "code" and (found := outputs(cell))]
+    shown = [text for cell in book.cells if cell.cell_type == "code" and (text := outputs(cell))]
     assert LAST[name] in shown[-1]
     assert "Traceback" not in "\n".join(shown)

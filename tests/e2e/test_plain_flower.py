@@ -49,20 +49,20 @@ def run(flower, app, **keys):
 def test_the_quickstart_runs_with_two_lines_changed(method, flower, tmp_path):
     rounds = METHODS[method][1]
     ended = run(flower, app_with(method, tmp_path), **{"num-server-rounds": rounds})
-    told = "\n".join(ended.log)
+    log_text = "\n".join(ended.log)
     numbers = [str(number + 1) for number in range(rounds)]
-    assert ended.status == "finished:completed", told
-    assert re.findall(r"round (\d+)/\d+: received", told) == numbers, told
-    accuracies = re.findall(r"accuracy after round (\d+): (\d\.\d+)", told)
-    assert [number for number, _ in accuracies] == numbers, told
-    assert float(accuracies[-1][1]) > 0.6, told
-    assert "run config: num-server-rounds, fraction-evaluate, learning-rate: your own keys" in told
+    assert ended.status == "finished:completed", log_text
+    assert re.findall(r"round (\d+)/\d+: received", log_text) == numbers, log_text
+    accuracies = re.findall(r"accuracy after round (\d+): (\d\.\d+)", log_text)
+    assert [number for number, _ in accuracies] == numbers, log_text
+    assert float(accuracies[-1][1]) > 0.6, log_text
+    assert "run config: num-server-rounds, fraction-evaluate, learning-rate: your own keys" in log_text
 
 
 def test_the_cause_of_a_clients_error_reaches_the_log_in_full(flower, tmp_path):
     app = app_with("FedPSE", tmp_path, **{"    prototypes =": '    {}["the ward"]\n    prototypes ='})
     ended = run(flower, app)
-    told = "\n".join(ended.log)
+    log_text = "\n".join(ended.log)
     assert ended.status == "finished:failed"
-    assert "KeyError: 'the ward'" in told
-    assert "in load_data" in told
+    assert "KeyError: 'the ward'" in log_text
+    assert "in load_data" in log_text

@@ -35,16 +35,16 @@ print("inside:", ray.get(ray.remote(lambda: 6 * 7).remote()))
 
 def listeners(flower):
     """Ray's listening sockets: (process name, address)."""
-    found = []
+    sockets = []
     for process in flower.left():
         try:
             name = process.name()
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN:
-                    found.append((name, connection.laddr.ip, connection.laddr.port))
+                    sockets.append((name, connection.laddr.ip, connection.laddr.port))
         except psutil.Error:
             continue
-    return found
+    return sockets
 
 
 def loopback(ip):
@@ -52,23 +52,23 @@ def loopback(ip):
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # ::ffff:127.0.0.1
 
 
-def wait_for(what, seconds=90.0):
+def wait_for(condition, seconds=90.0):
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, "not within the time"
         time.sleep(0.5)
-    return found
+    return result
 
 
 def named(flower, name):
-    found = []
+    processes = []
     for process in flower.left():
         try:
             if name in process.name() or any(name in part for part in process.cmdline()[:4]):
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +104,16 @@ def test_a_simulation_stores_its_clients_labels(simulation):
 
 
 def test_all_of_rays_sockets_are_on_the_loopback_address(simulation):
-    found = listeners(simulation)
-    assert {"gcs_server", "raylet"} <= {name for name, _, _ in found}
-    assert not [each for each in found if not loopback(each[1])]
+    sockets = listeners(simulation)
+    assert {"gcs_server", "raylet"} <= {name for name, _, _ in sockets}
+    assert not [socket_of_ray for socket_of_ray in sockets if not loopback(socket_of_ray[1])]
 
 
 def test_a_client_without_the_token_is_refused(simulation):
     command = " ".join(named(simulation, "gcs_server")[0].cmdline())
     port = re.search(r"--gcs_server_port=(\d+)", command) or re.search(r"--gcs_port=(\d+)", command)
-    known = [p for name, _, p in listeners(simulation) if name == "gcs_server"]
-    number = int(port[1]) if port and int(port[1]) else known[0]
+    gcs_ports = [p for name, _, p in listeners(simulation) if name == "gcs_server"]
+    number = int(port[1]) if port and int(port[1]) else gcs_ports[0]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     # No token of the user's own is found, and 127.0.0.1 is not replaced by the machine's address.
     environment |= {"HOME": str(simulation.home), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

@@ -68,17 +68,17 @@ def test_readmes_server_app_runs_in_flowers_simulation(tmp_path):
     """The block, in an app that has Sepal's keys, with fewer rounds; the clients run Sepal's ClientApp."""
     (code,) = (block for language, block in BLOCKS if language == "python")
     assert code.count("num_rounds=20") == 1
-    own = tmp_path / "own"
-    own.mkdir()
+    app_directory = tmp_path / "own"
+    app_directory.mkdir()
     begin = "from flwr.serverapp import ServerApp\n\napp = ServerApp()\n"
     end = "    print('rounds:', sorted(result.evaluate_metrics_clientapp), flush=True)\n"
-    (own / "own_server.py").write_text(begin + code.replace("num_rounds=20", "num_rounds=2") + end)
+    (app_directory / "own_server.py").write_text(begin + code.replace("num_rounds=20", "num_rounds=2") + end)
     settings = (ROOT / "pyproject.toml").read_text()
     assert settings.count('"sepal.server_app.app:app"') == 1
-    (own / "pyproject.toml").write_text(settings.replace('"sepal.server_app.app:app"', '"own_server:app"'))
+    (app_directory / "pyproject.toml").write_text(settings.replace('"sepal.server_app.app:app"', '"own_server:app"'))
     flwr = (
         ".venv/bin/flwr run . --stream --federation-config 'num-supernodes=3 client-resources-num-cpus=1' "
         "--run-config \"method='fedpse' fedpse.keep=0.1 dataset='digits' clients=3 rounds=2\""
     )
-    said = shell(f"export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1\n{flwr}\n", own, tmp_path / "home")
-    assert "rounds: [3]" in said, "two rounds, and the closing one, which evaluates"
+    output = shell(f"export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1\n{flwr}\n", app_directory, tmp_path / "home")
+    assert "rounds: [3]" in output, "two rounds, and the closing one, which evaluates"

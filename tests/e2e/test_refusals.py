@@ -115,23 +115,23 @@ def plain_text():
 
 
 def test_a_server_that_is_not_flowers_is_named(plain_text):
-    found = list(examine(plain_text, None))
+    findings = list(examine(plain_text, None))
     if speaks_http():
-        assert found[-1].check == "version"
-        assert "the server speaks gRPC (Flower 1.39), Flower 1.4" in found[-1].words
+        assert findings[-1].check == "version"
+        assert "the server speaks gRPC (Flower 1.39), Flower 1.4" in findings[-1].words
         return
-    assert found[-1].check == "API"
-    assert "not the Fleet API of Flower 1.39" in found[-1].words
+    assert findings[-1].check == "API"
+    assert "not the Fleet API of Flower 1.39" in findings[-1].words
 
 
 def test_a_client_with_certificates_refuses_a_plain_text_server(plain_text, certs):
-    found = words(plain_text, NodeCredentials.of(certs, HONEST))
-    assert found == ["TLS: the server speaks plain text: start it with --certs"]
+    lines = words(plain_text, NodeCredentials.of(certs, HONEST))
+    assert lines == ["TLS: the server speaks plain text: start it with --certs"]
 
 
 def test_the_wrong_authority_is_named(address, others):
-    (told,) = words(address, NodeCredentials.of(others, "lost"))
-    assert told.startswith("certificate: of another authority than ")
+    (line,) = words(address, NodeCredentials.of(others, "lost"))
+    assert line.startswith("certificate: of another authority than ")
 
 
 def test_an_unregistered_key_is_named(address, others, certs):
@@ -142,30 +142,30 @@ def test_an_unregistered_key_is_named(address, others, certs):
 
 
 def test_a_registered_key_is_welcome(address, certs):
-    found = list(examine(address, NodeCredentials.of(certs, HONEST)))
-    assert all(finding.good for finding in found), found
-    assert (found[-1].check, found[-1].words) == ("key", "registered")
+    findings = list(examine(address, NodeCredentials.of(certs, HONEST)))
+    assert all(finding.good for finding in findings), findings
+    assert (findings[-1].check, findings[-1].words) == ("key", "registered")
 
 
 @contextmanager
 def another_server(directory: Path) -> Iterator[int]:
     """A gRPC server with the certificate in ``directory``; its port on all addresses."""
     files = [(directory / "server" / name).read_bytes() for name in ("server.key", "server.pem", "ca.crt")]
-    made = grpc.server(futures.ThreadPoolExecutor(1))
-    port = made.add_secure_port("0.0.0.0:0", grpc.ssl_server_credentials([(files[0], files[1])], files[2]))
-    made.start()
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_secure_port("0.0.0.0:0", grpc.ssl_server_credentials([(files[0], files[1])], files[2]))
+    server.start()
     try:
         yield port
     finally:
-        made.stop(None)
+        server.stop(None)
 
 
 def test_an_expired_certificate_is_refused_and_named(tmp_path):
     """A gRPC server whose certificate ended 700 days ago; its authority is still good."""
     make_certificates(tmp_path, nodes=["site"], days=30, now=datetime.now(UTC) - timedelta(days=730))
     with another_server(tmp_path) as port:
-        (told,) = words(f"localhost:{port}", NodeCredentials.of(tmp_path, "site"))
-        assert told.startswith("certificate: expired on ")
+        (line,) = words(f"localhost:{port}", NodeCredentials.of(tmp_path, "site"))
+        assert line.startswith("certificate: expired on ")
         trust = grpc.ssl_channel_credentials((tmp_path / "ca" / "ca.crt").read_bytes())
         channel = grpc.secure_channel(f"localhost:{port}", trust)
         with channel, pytest.raises(grpc.RpcError) as refused:
@@ -176,30 +176,30 @@ def test_an_expired_certificate_is_refused_and_named(tmp_path):
 def test_a_certificate_that_is_not_valid_yet_is_named(tmp_path):
     make_certificates(tmp_path, nodes=["site"], now=datetime.now(UTC) + timedelta(days=2))
     with another_server(tmp_path) as port:
-        (told,) = words(f"localhost:{port}", NodeCredentials.of(tmp_path, "site"))
-    assert told.startswith("certificate: valid from ")
-    assert told.endswith(": set the clock")
+        (line,) = words(f"localhost:{port}", NodeCredentials.of(tmp_path, "site"))
+    assert line.startswith("certificate: valid from ")
+    assert line.endswith(": set the clock")
 
 
 def test_a_certificate_for_other_addresses_is_named(tmp_path):
     make_certificates(tmp_path, nodes=["site"])
     with another_server(tmp_path) as port:
-        (told,) = words(f"127.0.0.2:{port}", NodeCredentials.of(tmp_path, "site"))
-    assert told.startswith("certificate: for localhost, 127.0.0.1, ::1, not for 127.0.0.2: run `sepal certs --host")
+        (line,) = words(f"127.0.0.2:{port}", NodeCredentials.of(tmp_path, "site"))
+    assert line.startswith("certificate: for localhost, 127.0.0.1, ::1, not for 127.0.0.2: run `sepal certs --host")
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(-400, ("399", "400", "401")), (60, ("59", "60", "61"))])
-def test_a_clock_that_is_off_is_measured_and_named(address, certs, monkeypatch, seconds, said):
+@pytest.mark.parametrize(("seconds", "accepted"), [(-400, ("399", "400", "401")), (60, ("59", "60", "61"))])
+def test_a_clock_that_is_off_is_measured_and_named(address, certs, monkeypatch, seconds, accepted):
     class Clock(datetime):
         @classmethod
         def now(cls, tz=None):
             return datetime.now(tz) + timedelta(seconds=seconds)
 
     monkeypatch.setattr(fleet, "datetime", Clock)
-    (told,) = words(address, NodeCredentials.of(certs, HONEST))
-    assert told.removeprefix("clock: ").partition(".")[0] in said
+    (line,) = words(address, NodeCredentials.of(certs, HONEST))
+    assert line.removeprefix("clock: ").partition(".")[0] in accepted
     side = "behind" if seconds < 0 else "ahead of"
-    assert told.endswith(f" s {side} the server's; it may be 5 s ahead and 305 s behind: set it")
+    assert line.endswith(f" s {side} the server's; it may be 5 s ahead and 305 s behind: set it")
 
 
 def test_join_without_certificates_ends_in_one_line(address, tmp_path):
@@ -230,9 +230,9 @@ def test_a_removed_key_is_cut_off_also_where_node_ids_were_lost(server, address,
     """As a container that is made anew beside an old database: Flower lists the nodes with their keys."""
     make_certificates(certs, nodes=["kept", "removed"])
     server.registry.sync()
-    told = []
+    lines = []
     fresh = NodeRegistry(
-        ServerCredentials.of(certs / "server"), server.environment, tmp_path / "nodes.json", told.append
+        ServerCredentials.of(certs / "server"), server.environment, tmp_path / "nodes.json", lines.append
     )
     fresh.sync()
     assert words(address, NodeCredentials.of(certs, "removed")) == []
@@ -241,7 +241,7 @@ def test_a_removed_key_is_cut_off_also_where_node_ids_were_lost(server, address,
     fresh.sync()
     assert words(address, NodeCredentials.of(certs, "removed")) == [f"key: {NOT_REGISTERED}"]
     assert words(address, NodeCredentials.of(certs, "kept")) == []
-    assert [line.partition(" ")[0] for line in told] == ["unregistered:"]
+    assert [line.partition(" ")[0] for line in lines] == ["unregistered:"]
 
 
 # A client's own processes
@@ -251,9 +251,9 @@ def test_a_resident_process_and_its_supernode_speak_tls_and_it_shows_its_secret(
     """Where a SuperNode has a certificate of its own; `sepal join` has none, and listens on 127.0.0.1 alone."""
     make_certificates(certs, nodes=["resident"])
     server.registry.sync()
-    own, port = certs / "server", free_port()
+    server_certs, port = certs / "server", free_port()
     files = {"ssl-ca-certfile": "ca.crt", "ssl-certfile": "server.pem", "ssl-keyfile": "server.key"}
-    tls = [f"--{option}={own / file}" for option, file in files.items()]
+    tls = [f"--{option}={server_certs / file}" for option, file in files.items()]
     node = {"partition-id": 0, "num-partitions": 1, "name": "resident"}
     options = supernode_command(address, port, node, NodeCredentials.of(certs, "resident"))[1:]
     process = server.spawn(sys.executable, "-P", "-m", "sepal.engines.flower.node", *options, *tls, log="resident.log")
@@ -265,7 +265,7 @@ def test_a_resident_process_and_its_supernode_speak_tls_and_it_shows_its_secret(
         assert "client process ready" in (server.home / "resident.log").read_text()
         assert not healthy(port), "plain text is not taken"
         for secret in (None, bytes(32)):
-            stranger = warm.connect(f"localhost:{port}", False, (own / "ca.crt").read_bytes(), secret)
+            stranger = warm.connect(f"localhost:{port}", False, (server_certs / "ca.crt").read_bytes(), secret)
             stranger._retry_invoker = None  # it would interrupt this process
             with pytest.raises(httpx.HTTPStatusError, match="401 Unauthorized"):
                 stranger.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
@@ -305,13 +305,13 @@ def test_a_stranger_fills_no_memory_of_the_server(address, certs, others, caller
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED, "is not waited for"
             waiting = [introduce.future(message_that_never_comes(), metadata=metadata, timeout=60) for _ in range(5)]
             answered: queue.Queue[grpc.Future] = queue.Queue()
-            for one in waiting:
-                one.add_done_callback(answered.put)
+            for introduction in waiting:
+                introduction.add_done_callback(answered.put)
             codes = {answered.get(timeout=30).code() for _ in range(5 - MOST_STRANGERS)}
             assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}, "so many introductions are waited for, and no more"
         finally:
             end.set()
-        assert all(one.code() != grpc.StatusCode.OK for one in waiting), "waits for the end"
+        assert all(introduction.code() != grpc.StatusCode.OK for introduction in waiting), "waits for the end"
         # One field of bytes with an unknown number, which a parser takes in and nobody looks at.
         body = b"\xa2\x06" + varint(MOST_CALL) + bytes(MOST_CALL)
         with pytest.raises(grpc.RpcError, match=f"larger than max .* vs. {MOST_CALL}"):

@@ -62,14 +62,14 @@ def sepal(arguments: list[str], directory: Path, log: str) -> subprocess.Popen[b
 
 
 def left(home: Path) -> list[str]:
-    found = []
+    command_lines = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("SEPAL_HOME") == str(home):
-                found.append(" ".join(process.cmdline()))
+                command_lines.append(" ".join(process.cmdline()))
         except psutil.Error:
             continue
-    return found
+    return command_lines
 
 
 def here_inputs(number: int) -> np.ndarray:
@@ -93,21 +93,23 @@ def test_three_terminals(tmp_path):
     ]
     try:
         assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
-        told = (tmp_path / "serve.log").read_text()
-        assert "without --certs nothing is encrypted" in told
-        assert "sepal: round 2/5: received" in told, "progress is to be seen in the first terminal"
-        assert "sepal: closing evaluation" in told
+        log_text = (tmp_path / "serve.log").read_text()
+        assert "without --certs nothing is encrypted" in log_text
+        assert "sepal: round 2/5: received" in log_text, "progress is to be seen in the first terminal"
+        assert "sepal: closing evaluation" in log_text
         shown = [
-            line for line in told.splitlines() if not line.startswith(("sepal: ", "+ ", "clients join", "app bundle"))
+            line
+            for line in log_text.splitlines()
+            if not line.startswith(("sepal: ", "+ ", "clients join", "app bundle"))
         ]
         assert shown == [], "Flower's lines are in the log file"
         assert "Successfully started run" in (tmp_path / "home" / "server" / "three" / "run.log").read_text()
-        assert "num-supernodes" not in told, "no hint about the simulation"
+        assert "num-supernodes" not in log_text, "no hint about the simulation"
         for number in range(2):
-            told = (tmp_path / f"join{number}.log").read_text()
-            assert "sepal: joined, and waits" in told
-            assert "sepal: round 5: trained" in told
-            assert [line for line in told.splitlines() if not line.startswith(("sepal: ", "+ "))] == []
+            log_text = (tmp_path / f"join{number}.log").read_text()
+            assert "sepal: joined, and waits" in log_text
+            assert "sepal: round 5: trained" in log_text
+            assert [line for line in log_text.splitlines() if not line.startswith(("sepal: ", "+ "))] == []
             assert "SuperNode ID" in next((tmp_path / "home" / "clients").glob(f"*{number}/node.log")).read_text()
         summary = json.loads((tmp_path / "runs" / "three" / "summary.json").read_text())
         assert summary["complete"]
@@ -116,9 +118,9 @@ def test_three_terminals(tmp_path):
             written = tmp_path / f"{number}-here.safetensors"
             command = sepal(["export", "three", str(number), "--out", str(written)], tmp_path, f"export{number}.log")
             assert command.wait(60) == 0, (tmp_path / f"export{number}.log").read_text()
-            joined, here = load(next(tmp_path.rglob(f"{number}.safetensors"))), load(written)
-            assert joined.origin.client == here.origin.client == f"client-{number:05d}"
-            assert joined(here_inputs(number)).tolist() == here(here_inputs(number)).tolist()
+            joined, exported = load(next(tmp_path.rglob(f"{number}.safetensors"))), load(written)
+            assert joined.origin.client == exported.origin.client == f"client-{number:05d}"
+            assert joined(here_inputs(number)).tolist() == exported(here_inputs(number)).tolist()
         watched = sepal(["watch", "three"], tmp_path, "watch.log")
         assert watched.wait(60) == 0
         watched_lines = (tmp_path / "watch.log").read_text()
@@ -158,7 +160,7 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
             process.kill()
         psutil.wait_procs(family, 30)
         children = psutil.Process(clients[0].pid).children(recursive=True)
-        next(one for one in children if "sepal.engines.flower.node" in one.cmdline()).send_signal(signal.SIGINT)
+        next(child for child in children if "sepal.engines.flower.node" in child.cmdline()).send_signal(signal.SIGINT)
         before = lines.read_text().splitlines()
         assert 1 <= len(before) < 5
         servers.append(sepal(arguments, tmp_path, "second.log"))
@@ -173,8 +175,8 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
     assert after[: len(before)] == before
     assert [json.loads(line)["round"] for line in after] == [1, 2, 3, 4, 5]
     whole = run_in_process(assemble({"dataset": "digits", "rounds": 4, "evaluate-every": 0, "clients": 2}))
-    found = json.loads((lines.parent / "summary.json").read_text())["weights_sha256"]
-    assert found == digest_arrays(whole.algorithm.model(whole.progress.server))
+    digest = json.loads((lines.parent / "summary.json").read_text())["weights_sha256"]
+    assert digest == digest_arrays(whole.algorithm.model(whole.progress.server))
 
 
 def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
@@ -192,8 +194,10 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
         assert refused == "TLS", "plain text is not taken"
         while "clients join with" not in (tmp_path / "serve.log").read_text() and time.monotonic() < end:
             time.sleep(0.01)
-        own = NodeCredentials.of(tmp_path / "fl-certs" / "nodes" / "site-b", "site-b")
-        assert not [finding for finding in examine(f"127.0.0.1:{fleet}", own) if not finding.good], "keys come first"
+        credentials = NodeCredentials.of(tmp_path / "fl-certs" / "nodes" / "site-b", "site-b")
+        assert not [finding for finding in examine(f"127.0.0.1:{fleet}", credentials) if not finding.good], (
+            "keys come first"
+        )
         for number, name in enumerate(("site-a", "site-b")):
             keys = ["--certs", f"fl-certs/nodes/{name}", "--name", name, "--partition", str(number), "--of", "2"]
             clients.append(sepal(["join", f"127.0.0.1:{fleet}", *keys], tmp_path, f"{name}.log"))
@@ -206,18 +210,18 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
     assert {json.loads(line)["client"] for line in entries} == {"site-a", "site-b"}
     assert "registered: site-a" in (tmp_path / "serve.log").read_text()
     for log in ("serve.log", "site-a.log", "site-b.log"):
-        told = (tmp_path / log).read_text()
-        assert "nothing is encrypted" not in told
-        assert "--insecure" not in told, "the commands are printed"
+        log_text = (tmp_path / log).read_text()
+        assert "nothing is encrypted" not in log_text
+        assert "--insecure" not in log_text, "the commands are printed"
 
 
 def sockets(process: int) -> dict[int, str]:
     """Port to address of what a process and its descendants listen on."""
-    parent, found = psutil.Process(process), []
-    for one in (parent, *parent.children(recursive=True)):
+    parent, connections = psutil.Process(process), []
+    for member in (parent, *parent.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was listed
-            found += one.net_connections("tcp")
-    return {c.laddr.port: c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN}
+            connections += member.net_connections("tcp")
+    return {c.laddr.port: c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
 
 
 def test_only_the_fleet_api_listens_beyond_this_machine(tmp_path):
@@ -229,9 +233,9 @@ def test_only_the_fleet_api_listens_beyond_this_machine(tmp_path):
         end = time.monotonic() + 90
         while "waiting for clients" not in log.read_text() and time.monotonic() < end:
             time.sleep(0.2)
-        found = sockets(server.pid)
-        assert found[fleet] in ("0.0.0.0", "::")  # gRPC takes both families
-        assert {port: ip for port, ip in found.items() if port != fleet and ip not in ("127.0.0.1", "::1")} == {}
+        listening = sockets(server.pid)
+        assert listening[fleet] in ("0.0.0.0", "::")  # gRPC takes both families
+        assert {port: ip for port, ip in listening.items() if port != fleet and ip not in ("127.0.0.1", "::1")} == {}
         # 127.0.0.2 is this machine as a neighbour sees it: only what is bound to all addresses answers there
         with socket.socket() as neighbour:
             assert neighbour.connect_ex(("127.0.0.2", fleet)) == 0
@@ -245,9 +249,9 @@ def test_only_the_fleet_api_listens_beyond_this_machine(tmp_path):
         environment = {**os.environ, "FLWR_HOME": str(stranger), "FLWR_DISABLE_UPDATE_CHECK": "1"}
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(stranger / "evil"), "victim"]
         attack = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        told = attack.stdout + attack.stderr
-        assert "Successfully started run" not in told
-        assert attack.returncode != 0, told
+        output = attack.stdout + attack.stderr
+        assert "Successfully started run" not in output
+        assert attack.returncode != 0, output
         assert not (tmp_path / "harmed").exists()
     finally:
         server.send_signal(signal.SIGTERM)
@@ -255,10 +259,10 @@ def test_only_the_fleet_api_listens_beyond_this_machine(tmp_path):
 
 
 def test_a_taken_port_is_one_line(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
         server = sepal(["serve", "--port", port, "--control", str(free_port())], tmp_path, "serve.log")
         assert server.wait(60) == 2
     words = f"sepal: --port: expected a port of this machine that is free, got 127.0.0.1:{port}: Address already in use"
@@ -312,9 +316,9 @@ def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(t
         yield b""
 
     def request():
-        held = socket.create_connection(("127.0.0.1", int(ports[0])))
-        held.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
-        return stalled.enter_context(held)
+        connection = socket.create_connection(("127.0.0.1", int(ports[0])))
+        connection.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
+        return stalled.enter_context(connection)
 
     stop, stalled = threading.Event(), contextlib.ExitStack()
     try:
@@ -327,8 +331,8 @@ def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(t
                 calls = [call.future(silence()) for _ in range(1000)]
                 until("the SuperNode ended, a call was not answered")
                 stop.set()
-                for one in calls:
-                    one.cancel()
+                for pending in calls:
+                    pending.cancel()
             until("sepal: joined", 2)
         clients.append(sepal([*client, "1"], tmp_path, "join1.log"))
         assert server.wait(240) == 0, (tmp_path / "serve.log").read_text()[-2000:]
@@ -344,16 +348,16 @@ def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(t
 def test_a_registered_client_cannot_take_the_name_of_one_that_has_not_come_yet(tmp_path):
     make_certificates(tmp_path / "fl-certs", nodes=["site-a", "site-b"])
     ports = [str(free_port()), str(free_port())]
-    own = tmp_path / "fl-certs" / "nodes" / "site-b"
-    join = ["join", f"127.0.0.1:{ports[0]}", "--certs", str(own), "--name", "site-a"]
+    credentials = tmp_path / "fl-certs" / "nodes" / "site-b"
+    join = ["join", f"127.0.0.1:{ports[0]}", "--certs", str(credentials), "--name", "site-a"]
     honest = sepal(join, tmp_path, "honest.log")
     try:
         assert honest.wait(60) == 2
     finally:
         honest.kill()
-    told = (tmp_path / "honest.log").read_text()
-    assert f"sepal: --name: expected site-b, the name of the key in {own}, got site-a" in told
-    (own / "key.pub").unlink()  # who lies has no such check
+    log_text = (tmp_path / "honest.log").read_text()
+    assert f"sepal: --name: expected site-b, the name of the key in {credentials}, got site-a" in log_text
+    (credentials / "key.pub").unlink()  # who lies has no such check
     keys = ["--set", "dataset=digits", "--set", "rounds=1", "--set", "clients=1", "--certs", "fl-certs/server"]
     server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
     client = sepal(join, tmp_path, "join.log")

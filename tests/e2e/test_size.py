@@ -22,8 +22,8 @@ MIB = 2**20
     ],
 )
 def test_a_model_of_86_million_parameters_trains_within_its_bytes_and_memory(engine, method, most_up, most_memory):
-    found = row(engine, method, 2)
-    assert 0 < found["up_bytes_a_client"] < most_up
-    assert 0 < found["down_bytes_a_client"] < most_up
+    figures = row(engine, method, 2)
+    assert 0 < figures["up_bytes_a_client"] < most_up
+    assert 0 < figures["down_bytes_a_client"] < most_up
     for side in ("server", "client"):
-        assert DENSE < found[f"{side}_mib"] * MIB < most_memory, side
+        assert DENSE < figures[f"{side}_mib"] * MIB < most_memory, side

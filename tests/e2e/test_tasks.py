@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 KEYS = {**DIABETES, "method": "fedpse", "clients": 2, "rounds": 3, "timeout": 240.0, "name": "diabetes"}
 
 
-def found(directory):
+def results_of(directory):
     summary = json.loads((directory / "summary.json").read_text())
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     figures = [(line["headline"], line["metrics"], line["validation"]) for line in rows]
@@ -39,6 +39,6 @@ def test_a_regression_has_the_same_bits_and_figures_over_the_network(tmp_path):
         config = {key: value for key, value in KEYS.items() if key != "own.data"}
         run = deployment.run_app(app, {**config, "out": str(tmp_path)})
     assert run.status == "finished:completed", "\n".join(run.log[-80:])
-    assert found(tmp_path / "diabetes") == found(tmp_path / "expected")
-    assert "rmse" in json.dumps(found(tmp_path / "diabetes")[2])
+    assert results_of(tmp_path / "diabetes") == results_of(tmp_path / "expected")
+    assert "rmse" in json.dumps(results_of(tmp_path / "diabetes")[2])
     assert not deployment.left(), "a process was left behind"

@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 def test_a_comparison_prints_what_its_tutorial_shows(name, tmp_path):
     """In words, not in numbers: a difference of two methods may be near 0."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    found = blocks(tutorial(name))
-    (place,) = (place for place, (_, block) in enumerate(found) if "sepal compare examples" in block)
-    language, shown = found[place + 1]
+    code_blocks = blocks(tutorial(name))
+    (index,) = (index for index, (_, block) in enumerate(code_blocks) if "sepal compare examples" in block)
+    language, shown = code_blocks[index + 1]
     assert language == "text"
-    check(shown, shell(found[place][1], tmp_path, tmp_path / "home"), numbers=False)
+    check(shown, shell(code_blocks[index][1], tmp_path, tmp_path / "home"), numbers=False)

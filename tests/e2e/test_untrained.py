@@ -48,10 +48,10 @@ def sets() -> list[str]:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_in_process(workers, tmp_path):
-    place = directory_with_method(tmp_path / "w")
-    assert sepal(place, "run", *sets(), "--workers", workers).wait(200) == 2
-    assert SAID in (place / "log").read_text()
-    assert not (place / "runs" / "r" / "summary.json").exists()
+    directory = directory_with_method(tmp_path / "w")
+    assert sepal(directory, "run", *sets(), "--workers", workers).wait(200) == 2
+    assert SAID in (directory / "log").read_text()
+    assert not (directory / "runs" / "r" / "summary.json").exists()
 
 
 def test_a_deployment(tmp_path):
@@ -74,8 +74,8 @@ def test_a_deployment(tmp_path):
 
 @pytest.mark.simulation
 def test_the_simulation(tmp_path):
-    place = directory_with_method(tmp_path / "w")
-    environment = {"SEPAL_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}:{place}"}
+    directory = directory_with_method(tmp_path / "w")
+    environment = {"SEPAL_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}:{directory}"}
     with Flower(environment=environment) as flower:
         flower.start_simulation()
         keys = {**KEYS, "out": str(tmp_path)}

@@ -43,9 +43,9 @@ def deployment(tmp_path_factory, trouble):
         deployed.start_superlink()
         for number, file in enumerate((trouble, trouble.with_name("none"))):
             # a home of its own, as on another machine: the server has not unpacked the bundle there
-            own = {"SEPAL_TEST_TROUBLE": str(file), "FLWR_HOME": str(tmp_path_factory.mktemp("node"))}
+            for_node = {"SEPAL_TEST_TROUBLE": str(file), "FLWR_HOME": str(tmp_path_factory.mktemp("node"))}
             keys = {"name": f"ward-{number}", "data": "ward:load", "allow": "ward:build"}
-            with patch.dict(deployed.environment, own):
+            with patch.dict(deployed.environment, for_node):
                 deployed.start_node(f"node{number}", keys, allow_code=True)
         yield deployed
     assert not deployed.left(), "a process was left behind"
@@ -79,14 +79,14 @@ def reasons(path):
 
 def when(trouble, action):
     """Do something as soon as the client has run into the trouble."""
-    seen = trouble.with_suffix(".seen")
-    seen.unlink(missing_ok=True)
+    marker = trouble.with_suffix(".seen")
+    marker.unlink(missing_ok=True)
 
     def watch():
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            if seen.exists() and seen.read_text():
-                action(int(seen.read_text()))
+            if marker.exists() and marker.read_text():
+                action(int(marker.read_text()))
                 return
             time.sleep(0.05)
 
@@ -119,8 +119,8 @@ def test_a_killed_fork_is_asked_again_at_once(deployment, tmp_path, trouble):
     killer.join(1)
     assert at.done
     assert not killer.is_alive()
-    (found,) = set(reasons(tmp_path / "child"))
-    assert found == ("ward-0", "error 8: the client's process was ended by signal 9")
+    (reason,) = set(reasons(tmp_path / "child"))
+    assert reason == ("ward-0", "error 8: the client's process was ended by signal 9")
     lines = [json.loads(line) for line in (tmp_path / "child" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["seconds"]["total"] for line in lines) < 45, "not only when Flower's claim on the task expires"
 
@@ -130,9 +130,9 @@ def test_a_fork_without_memory_fails_cleanly(deployment, tmp_path, trouble):
     at = At(tmp_path / "memory", 1, lambda: trouble.write_text("memory"))
     finish(deployment, tmp_path, "memory")
     assert at.done
-    (found,) = set(reasons(tmp_path / "memory"))
-    assert found[0] == "ward-0"
-    assert "expected no error, got DataError, code" in found[1], "the details stay in the node's log"
+    (reason,) = set(reasons(tmp_path / "memory"))
+    assert reason[0] == "ward-0"
+    assert "expected no error, got DataError, code" in reason[1], "the details stay in the node's log"
     assert "Unable to allocate 1.00 MiB" in (deployment.home / "node0.log").read_text()
     assert resident(deployment) == before
 

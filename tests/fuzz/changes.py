@@ -53,27 +53,27 @@ def draft(data: bytes, scalars: dict[str, object]) -> Draft:
     for head in header.tensors:
         middle = at + head.index_bytes
         end = middle + head.value_bytes
-        own = pb.Tensor()
-        own.CopyFrom(head)
-        parts.append(Part(own, data[at:middle], data[middle:end]))
+        tensor = pb.Tensor()
+        tensor.CopyFrom(head)
+        parts.append(Part(tensor, data[at:middle], data[middle:end]))
         at = end
     return Draft(parts, dict(scalars), data[:6])
 
 
-def assembled(found: Draft) -> bytes:
+def assembled(upload: Draft) -> bytes:
     """The bytes of a draft. Empty, if it has no tensor and says nothing else."""
-    if not found.parts and not found.raw and not any(found.extra):
+    if not upload.parts and not upload.raw and not any(upload.extra):
         return b""
-    for part in found.parts:
-        if found.honest:
+    for part in upload.parts:
+        if upload.honest:
             part.head.index_bytes, part.head.value_bytes = len(part.index), len(part.values)
-    header = pb.Header(tensors=[part.head for part in found.parts]).SerializeToString(deterministic=True) + found.raw
-    body = b"".join(part.index + part.values for part in found.parts)
-    return found.start + len(header).to_bytes(4, "little") + header + found.extra[0] + body + found.extra[1]
+    header = pb.Header(tensors=[part.head for part in upload.parts]).SerializeToString(deterministic=True) + upload.raw
+    body = b"".join(part.index + part.values for part in upload.parts)
+    return upload.start + len(header).to_bytes(4, "little") + header + upload.extra[0] + body + upload.extra[1]
 
 
-def _one(found: Draft, rng: np.random.Generator) -> Part | None:
-    return found.parts[rng.integers(len(found.parts))] if found.parts else None
+def _random_part(upload: Draft, rng: np.random.Generator) -> Part | None:
+    return upload.parts[rng.integers(len(upload.parts))] if upload.parts else None
 
 
 def _size(part: Part) -> int:
@@ -90,9 +90,9 @@ def _near(now: int, choices: tuple[int, ...], rng: np.random.Generator) -> int:
     return choices[rng.integers(len(choices))]
 
 
-def change_count(found: Draft, rng: np.random.Generator) -> None:
+def change_count(upload: Draft, rng: np.random.Generator) -> None:
     """Another count, with as many bytes of values as it needs."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         part.head.count = _near(part.head.count, HUGE, rng)
         if part.head.count < 2**16 and rng.random() < 0.8:
             _fit_values(part)
@@ -105,12 +105,12 @@ def _fit_values(part: Part) -> None:
         part.values = part.values[:length].ljust(length, b"\0")
 
 
-def change_lengths(found: Draft, rng: np.random.Generator) -> None:
+def change_lengths(upload: Draft, rng: np.random.Generator) -> None:
     """Lengths that are not those of the bytes; sometimes two that add up to the same total."""
-    if part := _one(found, rng):
-        found.honest = False
-        for each in found.parts:
-            each.head.index_bytes, each.head.value_bytes = len(each.index), len(each.values)
+    if part := _random_part(upload, rng):
+        upload.honest = False
+        for tensor_part in upload.parts:
+            tensor_part.head.index_bytes, tensor_part.head.value_bytes = len(tensor_part.index), len(tensor_part.values)
         if rng.random() < 0.5:
             moved = int(rng.integers(-4, 5))
             part.head.index_bytes = max(0, part.head.index_bytes + moved)
@@ -120,26 +120,26 @@ def change_lengths(found: Draft, rng: np.random.Generator) -> None:
             setattr(part.head, field, _near(getattr(part.head, field), HUGER, rng))
 
 
-def change_bytes(found: Draft, rng: np.random.Generator) -> None:
+def change_bytes(upload: Draft, rng: np.random.Generator) -> None:
     """More or fewer bytes of positions or values, with the lengths that go with them."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         field = str(rng.choice(["index", "values"]))
         data = getattr(part, field)
         data = data[: rng.integers(len(data) + 1)] if rng.random() < 0.5 else data + rng.bytes(rng.integers(1, 9))
         setattr(part, field, data)
 
 
-def change_value_coding(found: Draft, rng: np.random.Generator) -> None:
+def change_value_coding(upload: Draft, rng: np.random.Generator) -> None:
     """Another type of values, with as many bytes as it needs."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         part.head.values = int(rng.integers(7))
         if part.head.count < 2**16 and rng.random() < 0.8:
             _fit_values(part)
 
 
-def change_index_coding(found: Draft, rng: np.random.Generator) -> None:
+def change_index_coding(upload: Draft, rng: np.random.Generator) -> None:
     """Another coding of positions, with as many bytes as it could have."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         part.head.index = int(rng.integers(9))
         size = _size(part)
         if rng.random() < 0.8:
@@ -147,16 +147,16 @@ def change_index_coding(found: Draft, rng: np.random.Generator) -> None:
             part.index = part.index[:length].ljust(length, b"\1")
 
 
-def change_parameters(found: Draft, rng: np.random.Generator) -> None:
+def change_parameters(upload: Draft, rng: np.random.Generator) -> None:
     """Axis, low bits."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         field = str(rng.choice(["axis", "low_bits"]))
         setattr(part.head, field, _near(getattr(part.head, field), (*range(5), 30, 31, 2**31, 2**32 - 1), rng))
 
 
-def change_gaps(found: Draft, rng: np.random.Generator) -> None:
+def change_gaps(upload: Draft, rng: np.random.Generator) -> None:
     """Positions that no encoder writes: duplicates, another order, beyond the size; the count is that of the rest."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         size = _size(part)
         count = int(min(part.head.count, 64)) or 1
         gaps = rng.integers(0, 2 + size // count, count).astype(np.uint32)
@@ -173,9 +173,9 @@ def change_gaps(found: Draft, rng: np.random.Generator) -> None:
         _fit_values(part)
 
 
-def change_bitmap(found: Draft, rng: np.random.Generator) -> None:
+def change_bitmap(upload: Draft, rng: np.random.Generator) -> None:
     """A bitmap with another number of bits than the count, or with bits in its padding."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         size = _size(part)
         bits = rng.random((size + 7) // 8 * 8) < 0.5
         bits[size:] = rng.random(bits.size - size) < 0.2
@@ -187,9 +187,9 @@ def change_bitmap(found: Draft, rng: np.random.Generator) -> None:
             _fit_values(part)
 
 
-def flip_index(found: Draft, rng: np.random.Generator) -> None:
+def flip_index(upload: Draft, rng: np.random.Generator) -> None:
     """Bits of a stream of positions."""
-    if (part := _one(found, rng)) and part.index:
+    if (part := _random_part(upload, rng)) and part.index:
         part.index = _flipped(part.index, rng)
 
 
@@ -206,24 +206,24 @@ ODD = {
 }
 
 
-def change_value(found: Draft, rng: np.random.Generator) -> None:
+def change_value(upload: Draft, rng: np.random.Generator) -> None:
     """NaN, infinity, -0, denormals, the largest, around 10⁶; in sign coding the scale."""
-    if (part := _one(found, rng)) and len(part.values) >= 4:
+    if (part := _random_part(upload, rng)) and len(part.values) >= 4:
         wide = int(rng.choice([2, 4]))
-        place = int(rng.integers(len(part.values) // wide)) * wide if rng.random() < 0.8 else 0
+        offset = int(rng.integers(len(part.values) // wide)) * wide if rng.random() < 0.8 else 0
         odd = int(rng.choice(ODD[wide])).to_bytes(wide, "little")
-        part.values = part.values[:place] + odd + part.values[place + wide :]
+        part.values = part.values[:offset] + odd + part.values[offset + wide :]
 
 
-def flip_value(found: Draft, rng: np.random.Generator) -> None:
+def flip_value(upload: Draft, rng: np.random.Generator) -> None:
     """Bits of values, and of the padding of signs."""
-    if (part := _one(found, rng)) and part.values:
+    if (part := _random_part(upload, rng)) and part.values:
         part.values = _flipped(part.values, rng)
 
 
-def change_shape(found: Draft, rng: np.random.Generator) -> None:
+def change_shape(upload: Draft, rng: np.random.Generator) -> None:
     """A shape of the same size, or of another one."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         shape = list(part.head.shape)
         match rng.integers(5):
             case 0:
@@ -240,21 +240,21 @@ def change_shape(found: Draft, rng: np.random.Generator) -> None:
         part.head.shape.extend(min(side, 2**32 - 1) for side in shape)
 
 
-def change_name(found: Draft, rng: np.random.Generator) -> None:
+def change_name(upload: Draft, rng: np.random.Generator) -> None:
     """Another name, or that of another tensor."""
-    if part := _one(found, rng):
-        other = found.parts[rng.integers(len(found.parts))].head.name
-        part.head.name = str(rng.choice([other, "", "x" * 256, "ü", "a b", "../w", part.head.name + ".", "w\n"]))
+    if part := _random_part(upload, rng):
+        other_name = upload.parts[rng.integers(len(upload.parts))].head.name
+        part.head.name = str(rng.choice([other_name, "", "x" * 256, "ü", "a b", "../w", part.head.name + ".", "w\n"]))
 
 
-def change_order(found: Draft, rng: np.random.Generator) -> None:
+def change_order(upload: Draft, rng: np.random.Generator) -> None:
     """Tensors in another order; or their bytes alone, or their headers alone."""
-    if len(found.parts) > 1:
-        a, b = rng.choice(len(found.parts), 2, replace=False)
-        first, second = found.parts[a], found.parts[b]
+    if len(upload.parts) > 1:
+        a, b = rng.choice(len(upload.parts), 2, replace=False)
+        first, second = upload.parts[a], upload.parts[b]
         match rng.integers(3):
             case 0:
-                found.parts[a], found.parts[b] = second, first
+                upload.parts[a], upload.parts[b] = second, first
             case 1:
                 first.index, second.index = second.index, first.index
                 first.values, second.values = second.values, first.values
@@ -262,44 +262,44 @@ def change_order(found: Draft, rng: np.random.Generator) -> None:
                 first.head, second.head = second.head, first.head
 
 
-def change_number_of_tensors(found: Draft, rng: np.random.Generator) -> None:
+def change_number_of_tensors(upload: Draft, rng: np.random.Generator) -> None:
     """A tensor less, or one twice, or a copy of it under a new name."""
-    if part := _one(found, rng):
+    if part := _random_part(upload, rng):
         if rng.random() < 0.4:
-            found.parts.remove(part)
+            upload.parts.remove(part)
             return
         head = pb.Tensor()
         head.CopyFrom(part.head)
         if rng.random() < 0.5:
             head.name = f"{head.name}2"[:300]
-        found.parts.insert(int(rng.integers(len(found.parts) + 1)), Part(head, part.index, part.values))
+        upload.parts.insert(int(rng.integers(len(upload.parts) + 1)), Part(head, part.index, part.values))
 
 
-def add_bytes(found: Draft, rng: np.random.Generator) -> None:
+def add_bytes(upload: Draft, rng: np.random.Generator) -> None:
     """Bytes behind the header, or behind everything."""
     extra = rng.bytes(rng.integers(1, 9))
-    found.extra = (extra, found.extra[1]) if rng.random() < 0.5 else (found.extra[0], extra)
+    upload.extra = (extra, upload.extra[1]) if rng.random() < 0.5 else (upload.extra[0], extra)
 
 
-def change_start(found: Draft, rng: np.random.Generator) -> None:
+def change_start(upload: Draft, rng: np.random.Generator) -> None:
     """Magic or version."""
-    found.start = _flipped(found.start, rng)
+    upload.start = _flipped(upload.start, rng)
 
 
-def add_to_header(found: Draft, rng: np.random.Generator) -> None:
+def add_to_header(upload: Draft, rng: np.random.Generator) -> None:
     """Unknown fields, fields again, groups, long varints: another form of the header."""
     raws = (b"\x10\x01", b"\x0a\x00", b"\x1a\x03abc", b"\x0b\x0c", b"\x08" + b"\x80" * 9 + b"\x01", rng.bytes(3))
-    found.raw += raws[rng.integers(len(raws))]
+    upload.raw += raws[rng.integers(len(raws))]
 
 
-def change_scalar(found: Draft, rng: np.random.Generator) -> None:
+def change_scalar(upload: Draft, rng: np.random.Generator) -> None:
     """A scalar more, less, of another type, or out of its bounds."""
     odd = (float("nan"), float("inf"), -1.0, 2.0, -1, 2**62, True, "text", "", 0)
-    name = str(rng.choice([*SCALARS, *found.scalars, "another"]))
+    name = str(rng.choice([*SCALARS, *upload.scalars, "another"]))
     if rng.random() < 0.2:
-        found.scalars.pop(name, None)
+        upload.scalars.pop(name, None)
     else:
-        found.scalars[name] = odd[rng.integers(len(odd))]
+        upload.scalars[name] = odd[rng.integers(len(odd))]
 
 
 CHANGES: tuple[Callable[[Draft, np.random.Generator], None], ...] = (

@@ -39,33 +39,35 @@ RUN, BASE = "0" * 32, f"1-{'a' * 24}"
 @lru_cache(maxsize=2)
 def family(seed: int, number: int) -> tuple[Valid, Content]:
     """A valid upload and its content, which was checked to decode to the very same."""
-    made = valid(seed, number)
-    content = seal(made.payload)
-    back = unseal(content, made.schema, lambda: made.answered)
-    assert list(back.tensors) == list(made.payload.tensors)
-    assert back.scalars == made.payload.scalars
-    for name, tensor in made.payload.tensors.items():
+    example = valid(seed, number)
+    content = seal(example.payload)
+    back = unseal(content, example.schema, lambda: example.answered)
+    assert list(back.tensors) == list(example.payload.tensors)
+    assert back.scalars == example.payload.scalars
+    for name, tensor in example.payload.tensors.items():
         _check_same(name, back.tensors[name], tensor)
-    return made, content
+    return example, content
 
 
-def _check_same(name: str, ours: SparseTensor, theirs: SparseTensor) -> None:
-    assert ours.shape == theirs.shape, name
-    assert np.array_equal(ours.positions(), theirs.positions()), name
-    assert (ours.values is None) is (theirs.values is None), name
-    if ours.values is not None and theirs.values is not None:
-        assert ours.values.tobytes() == theirs.values.tobytes(), name
+def _check_same(name: str, first: SparseTensor, second: SparseTensor) -> None:
+    assert first.shape == second.shape, name
+    assert np.array_equal(first.positions(), second.positions()), name
+    assert (first.values is None) is (second.values is None), name
+    if first.values is not None and second.values is not None:
+        assert first.values.tobytes() == second.values.tobytes(), name
 
 
 def changed(seed: int, number: int) -> tuple[Valid, Content, str]:
     """Upload ``number`` of ``seed``: its family's, changed, and the name of the first change."""
-    made, content = family(seed, number // FAMILY)
+    example, content = family(seed, number // FAMILY)
     rng = np.random.default_rng([seed, 1, number])
-    found = draft(content.data, dict(content.scalars)) if content.data else Draft([], dict(content.scalars), b"SEPAL\1")
+    upload = (
+        draft(content.data, dict(content.scalars)) if content.data else Draft([], dict(content.scalars), b"SEPAL\1")
+    )
     which = [CHANGES[rng.integers(len(CHANGES))] for _ in range(rng.integers(1, 4))]
     for change in which:
-        change(found, rng)
-    return made, Content(assembled(found), found.scalars), which[0].__name__  # type: ignore[arg-type]
+        change(upload, rng)
+    return example, Content(assembled(upload), upload.scalars), which[0].__name__  # type: ignore[arg-type]
 
 
 def travelled(content: Content) -> Content:
@@ -83,26 +85,26 @@ def travelled(content: Content) -> Content:
     return got
 
 
-def verdict(made: Valid, content: Content, in_reply: bool = False) -> str:
+def verdict(example: Valid, content: Content, in_reply: bool = False) -> str:
     """``accepted``, or the refusal's class and the last word of its key; anything else is raised.
 
     Raises:
         AssertionError: Something came back that the schema does not admit.
     """
     try:
-        payload = unseal(travelled(content) if in_reply else content, made.schema, lambda: made.answered)
+        payload = unseal(travelled(content) if in_reply else content, example.schema, lambda: example.answered)
     except SepalError as error:
         return f"refused: {type(error).__name__} {error.key.split()[-1].partition('-')[0]}"
-    _check(payload, made)
-    again = unseal(seal(payload), made.schema, lambda: made.answered)
+    _check(payload, example)
+    again = unseal(seal(payload), example.schema, lambda: example.answered)
     for name, tensor in payload.tensors.items():
         _check_same(name, again.tensors[name], tensor)
     return "accepted"
 
 
-def _check(payload: Payload, made: Valid) -> None:
+def _check(payload: Payload, example: Valid) -> None:
     """Raise AssertionError where the schema does not admit what was decoded."""
-    specs, order = made.schema.tensors, list(made.schema.tensors)
+    specs, order = example.schema.tensors, list(example.schema.tensors)
     assert list(payload.tensors) == [name for name in order if name in payload.tensors]
     for name, spec in specs.items():
         bounds = spec if isinstance(spec, TensorSpec) else spec(payload.tensors)
@@ -110,15 +112,15 @@ def _check(payload: Payload, made: Valid) -> None:
             assert bounds.optional, name
             continue
         tensor = payload.tensors[name]
-        known = made.answered[name].index if bounds.support is Support.SAME else bounds.index
+        expected_index = example.answered[name].index if bounds.support is Support.SAME else bounds.index
         assert tensor.shape == bounds.shape, name
         if tensor.support is Support.EXPLICIT:
             assert bounds.support is Support.EXPLICIT, name
             most = bounds.size if bounds.max_count is None else bounds.max_count
             assert bounds.min_count <= tensor.nnz <= most, name
         else:
-            assert tensor.support is bounds.support or known is not None, name
-            expected = np.arange(bounds.size) if known is None else known
+            assert tensor.support is bounds.support or expected_index is not None, name
+            expected = np.arange(bounds.size) if expected_index is None else expected_index
             assert np.array_equal(tensor.positions(), expected), name
         if tensor.index is not None:
             assert tensor.index.dtype == np.int64, name
@@ -130,8 +132,8 @@ def _check(payload: Payload, made: Valid) -> None:
             assert tensor.values.shape == (tensor.nnz,), name
             assert np.isfinite(tensor.values).all(), name
             assert np.abs(tensor.values).max(initial=0) <= GREATEST_VALUE, name
-    assert payload.scalars.keys() == made.schema.scalars.keys()
-    for name, (kind, least, greatest) in made.schema.scalars.items():
+    assert payload.scalars.keys() == example.schema.scalars.keys()
+    for name, (kind, least, greatest) in example.schema.scalars.items():
         value = payload.scalars[name]
         assert type(value) is kind, name
         assert least is None or value >= least, name  # type: ignore[operator]
@@ -144,29 +146,29 @@ def run(seed: int, first: int, count: int) -> tuple[Counter[str], Counter[str]]:
     accepted: Counter[str] = Counter()
     begun = 0
     for number in range(first, first + count):
-        made, content, change = changed(seed, number)
+        example, content, change = changed(seed, number)
         try:
-            found = verdict(made, content, number % REPLIES == 0)
+            outcome = verdict(example, content, number % REPLIES == 0)
             if (number - first) % LOOKS == LOOKS - 1:
                 begun = begun or peak()
                 assert peak() <= begun + GROWTH_MB, f"memory grew from {begun} to {peak()} MB"
         except Exception:
             print(f"seed {seed} number {number} ({change}): {content.data.hex()} {content.scalars}", file=sys.stderr)
             raise
-        verdicts[found] += 1
-        accepted[change] += found == "accepted"
+        verdicts[outcome] += 1
+        accepted[change] += outcome == "accepted"
     return verdicts, accepted
 
 
 def codings(seed: int, families: int) -> set[str]:
     """Every coding of positions and values that the valid uploads have."""
-    found: set[str] = set()
+    names: set[str] = set()
     for number in range(families):
         content = family(seed, number)[1]
         if content.data:
             for entry in inspect(content.data).tensors:
-                found |= {f"index {entry.index.value}", f"values {entry.values.value}"}
-    return found
+                names |= {f"index {entry.index.value}", f"values {entry.values.value}"}
+    return names
 
 
 def main() -> None:

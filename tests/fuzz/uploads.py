@@ -67,29 +67,29 @@ def _tensor(
     tensor = SparseTensor(shape, index, _values(rng, index.size, coding), coding=coding)
     if kind == "derived":
         fixed = TensorSpec(shape, Support.DERIVED, index=index)
-        both = _spec(rng, shape, index, known=index)
+        both = _spec(rng, shape, index, known_index=index)
         return replace(tensor, support=Support.DERIVED), fixed if rng.random() < 0.5 else both
     if kind == "same":
         answered[name] = tensor
         return replace(tensor, support=Support.SAME), TensorSpec(shape, Support.SAME)
-    masks = [other for other, found in before.items() if found.values is None and found.nnz]
+    masks = [mask_name for mask_name, sent in before.items() if sent.values is None and sent.nnz]
     if kind == "depends" and masks:
         mask = masks[rng.integers(len(masks))]
         count = before[mask].nnz
         values = _values(rng, count, coding)
-        made = SparseTensor((count,), np.arange(count), values, Support.DERIVED, coding)
-        return made, lambda found: TensorSpec((found[mask].nnz,), Support.DERIVED)
+        derived = SparseTensor((count,), np.arange(count), values, Support.DERIVED, coding)
+        return derived, lambda sent_before: TensorSpec((sent_before[mask].nnz,), Support.DERIVED)
     return tensor, _spec(rng, shape, index)
 
 
 def _spec(
-    rng: np.random.Generator, shape: tuple[int, ...], index: np.ndarray, values: bool = True, known: object = None
+    rng: np.random.Generator, shape: tuple[int, ...], index: np.ndarray, values: bool = True, known_index: object = None
 ) -> TensorSpec:
     """An explicit spec with bounds on the count that are wide, or exactly those of ``index``."""
     exact = rng.random() < 0.4
     least, most = (index.size, index.size) if exact else (0, None)
     optional = values and bool(rng.random() < 0.3)  # the support of another tensor may depend on a mask
-    return TensorSpec(shape, Support.EXPLICIT, values, least, most, known, optional)  # type: ignore[arg-type]
+    return TensorSpec(shape, Support.EXPLICIT, values, least, most, known_index, optional)  # type: ignore[arg-type]
 
 
 def _index(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:

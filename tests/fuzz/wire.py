@@ -42,7 +42,7 @@ def seeds() -> list[Seed]:
     sparse = [np.flatnonzero(rng.random(240) < density) for density in (0.05, 0.4, 0.95)]
     rows = np.zeros((12, 20), bool)
     rows[:, 3:9] = True
-    known = np.array([1, 2, 30])
+    index = np.array([1, 2, 30])
     signs = np.sign(array.reshape(-1)[sparse[0]]) * np.float32(0.25)
     tensors = {
         "dense": whole(array, ValueCoding.FP16),
@@ -50,8 +50,8 @@ def seeds() -> list[Seed]:
         "rows": members(rows),
         "few": SparseTensor((12, 20), sparse[0], signs, coding=ValueCoding.SIGN),
         "most": at(array, sparse[2]),
-        "derived": SparseTensor((240,), known, array.reshape(-1)[known], Support.DERIVED),
-        "same": SparseTensor((240,), known, array.reshape(-1)[known], Support.SAME),
+        "derived": SparseTensor((240,), index, array.reshape(-1)[index], Support.DERIVED),
+        "same": SparseTensor((240,), index, array.reshape(-1)[index], Support.SAME),
         "scalar": whole(np.float32(3)),
         "mask": SparseTensor((5_000,), np.array([0, 1, 700, 4_999]), None, coding=ValueCoding.NONE),
         "empty": at(array, np.empty(0, np.int64)),
@@ -67,7 +67,7 @@ def seeds() -> list[Seed]:
         )
         for name, tensor in tensors.items()
     }
-    specs["same"] = lambda before: TensorSpec((before["dense"].size,), Support.SAME, index=known)
+    specs["same"] = lambda before: TensorSpec((before["dense"].size,), Support.SAME, index=index)
     specs["empty"] = TensorSpec((12, 20), optional=True)
     alone = [Seed(encode({name: tensors[name]}), {name: specs[name]}) for name in tensors if name != "same"]
     return [Seed(encode(tensors), specs), *alone, Seed(encode({}), {})]
@@ -108,8 +108,8 @@ def _flip_body(data: bytes, _: list[Seed], rng: np.random.Generator) -> bytes:
 
 
 def _splice(data: bytes, seeds: list[Seed], rng: np.random.Generator) -> bytes:
-    other = seeds[rng.integers(len(seeds))].data
-    return data[: rng.integers(len(data) + 1)] + other[rng.integers(len(other) + 1) :]
+    donor = seeds[rng.integers(len(seeds))].data
+    return data[: rng.integers(len(data) + 1)] + donor[rng.integers(len(donor) + 1) :]
 
 
 def _move(data: bytes, _: list[Seed], rng: np.random.Generator) -> bytes:

@@ -53,11 +53,11 @@ def summary(method: str, case: str, seed: int) -> Summary:
             assert stored, f"{name} has no state {version}"
             clients[name] = stored.state
     sent = strategy.report.totals.training
-    found: Summary = {"bytes": {"up": sent.up, "down": sent.down}}
+    figures: Summary = {"bytes": {"up": sent.up, "down": sent.down}}
     for side, state in {"server": progress.server, "clients": clients}.items():
         for group, vector in _vectors(state).items():
-            found[f"{side}-{group}"] = _figures(vector)
-    return found
+            figures[f"{side}-{group}"] = _figures(vector)
+    return figures
 
 
 def _vectors(state: object) -> dict[str, np.ndarray]:
@@ -66,7 +66,7 @@ def _vectors(state: object) -> dict[str, np.ndarray]:
     parts: dict[str, list[np.ndarray]] = {"floats": [], "integers": []}
     for array in [*(arrays[path] for path in sorted(arrays)), *_numbers(structure)]:
         parts["floats" if array.dtype.kind == "f" else "integers"].append(array.reshape(-1).astype(np.float64))
-    return {group: np.concatenate(found) for group, found in parts.items() if found}
+    return {group: np.concatenate(vectors) for group, vectors in parts.items() if vectors}
 
 
 def _numbers(structure: Any) -> list[np.ndarray]:
@@ -90,25 +90,25 @@ def _signs(number: int, size: int) -> np.ndarray:
     return 1.0 - 2.0 * np.unpackbits(raw.view(np.uint8), count=size)
 
 
-def differences(known: Summary, found: Summary) -> list[str]:
+def differences(stored: Summary, computed: Summary) -> list[str]:
     """What differs, a line each: bytes at all, other groups by more than ``TOLERANCE``."""
-    if known.keys() != found.keys():
-        return [f"expected the groups {', '.join(known)}, got {', '.join(found)}"]
+    if stored.keys() != computed.keys():
+        return [f"expected the groups {', '.join(stored)}, got {', '.join(computed)}"]
     lines = []
-    if known["bytes"] != found["bytes"]:
-        lines.append(f"bytes: expected {known['bytes']}, got {found['bytes']}")
-    for group in known.keys() - {"bytes"}:
-        if (far := distance(known[group], found[group])) > TOLERANCE:
+    if stored["bytes"] != computed["bytes"]:
+        lines.append(f"bytes: expected {stored['bytes']}, got {computed['bytes']}")
+    for group in stored.keys() - {"bytes"}:
+        if (far := distance(stored[group], computed[group])) > TOLERANCE:
             lines.append(f"{group}: expected a relative difference of at most {TOLERANCE}, got {far:.2g}")
     return lines
 
 
-def distance(known: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+def distance(stored: Mapping[str, Any], computed: Mapping[str, Any]) -> float:
     """The largest difference of a group's figures, relative to the known norm; infinite if the entries differ."""
-    if known["entries"] != found["entries"]:
+    if stored["entries"] != computed["entries"]:
         return math.inf
-    before, after = ([each["norm"], each["sum"], *each["projections"]] for each in (known, found))
-    return float(np.abs(np.subtract(after, before)).max() / (known["norm"] or 1.0))
+    before, after = ([figures["norm"], figures["sum"], *figures["projections"]] for figures in (stored, computed))
+    return float(np.abs(np.subtract(after, before)).max() / (stored["norm"] or 1.0))
 
 
 def write(method: str) -> None:

@@ -51,11 +51,11 @@ def test_inputs_and_classes_are_whole_and_everything_else_is_coupled(name):
 
 def test_coupling_of_lenet5_with_norms():
     conv1, conv2, fc1, _ = models.coupling(models.build("lenet5-bn", (3, 32, 32), 10))
-    own = [f"norm2.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
+    norm_tensors = [f"norm2.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
     assert conv2.name == "conv2"
     assert conv2.size == 16
     assert conv2.unit == 1
-    rows = [Axis(name, 0) for name in ("conv2.weight", "conv2.bias", *own)]
+    rows = [Axis(name, 0) for name in ("conv2.weight", "conv2.bias", *norm_tensors)]
     assert list(conv2.axes) == [*rows, Axis("fc1.weight", 1, block=25)]  # maps of 5 × 5 are flattened
     assert conv1.axes[-1] == Axis("conv2.weight", 1)
     assert list(fc1.axes) == [Axis("fc1.weight", 0), Axis("fc1.bias", 0), Axis("fc2.weight", 1)]
@@ -136,18 +136,18 @@ def tied():
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (Calls(lambda own, x: own.linear(x) + x), "add"),
-        (Calls(lambda own, x: own.linear(own.linear(x))), "linear, whose weights another layer has, too"),
-        (Calls(lambda own, x: own.linear(own.conv(x))), "linear, a linear layer on maps that are not flattened"),
-        (Calls(lambda own, x: own.conv(own.linear(x))), "conv, a convolution in groups or behind a flattening"),
-        (Calls(lambda own, x: own.linear(x.flatten(0))), r"other than flatten\(1\)"),
-        (Calls(lambda own, x: own.linear(torch.flatten(own.conv(x), 1, 1))), r"other than flatten\(1\)"),
-        (Calls(lambda own, x: own.linear(x).flatten(1)), r"other than flatten\(1\)"),
-        (Calls(lambda own, x: own.linear(x.reshape(-1, 4))), "reshape"),
-        (Calls(lambda own, x: own.linear(functional.max_pool1d(own.conv(x).flatten(1), 2))), "max_pool1d"),
-        (Calls(lambda own, x: own.linear(x if x.sum() > 0 else -x)), "a forward pass that cannot be traced"),
-        (Calls(lambda own, x: (own.linear(x), x)), "another output than the last layer's"),
-        (Calls(lambda own, x: functional.linear(x, own.linear.weight)), "linear_weight"),
+        (Calls(lambda net, x: net.linear(x) + x), "add"),
+        (Calls(lambda net, x: net.linear(net.linear(x))), "linear, whose weights another layer has, too"),
+        (Calls(lambda net, x: net.linear(net.conv(x))), "linear, a linear layer on maps that are not flattened"),
+        (Calls(lambda net, x: net.conv(net.linear(x))), "conv, a convolution in groups or behind a flattening"),
+        (Calls(lambda net, x: net.linear(x.flatten(0))), r"other than flatten\(1\)"),
+        (Calls(lambda net, x: net.linear(torch.flatten(net.conv(x), 1, 1))), r"other than flatten\(1\)"),
+        (Calls(lambda net, x: net.linear(x).flatten(1)), r"other than flatten\(1\)"),
+        (Calls(lambda net, x: net.linear(x.reshape(-1, 4))), "reshape"),
+        (Calls(lambda net, x: net.linear(functional.max_pool1d(net.conv(x).flatten(1), 2))), "max_pool1d"),
+        (Calls(lambda net, x: net.linear(x if x.sum() > 0 else -x)), "a forward pass that cannot be traced"),
+        (Calls(lambda net, x: (net.linear(x), x)), "another output than the last layer's"),
+        (Calls(lambda net, x: functional.linear(x, net.linear.weight)), "linear_weight"),
         (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), "0, a convolution in groups"),
         (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), "0, a norm of flattened maps or of the input"),
         (nn.Sequential(nn.Conv1d(1, 4, 1), nn.Flatten(), nn.BatchNorm1d(8)), "2, a norm of flattened maps"),

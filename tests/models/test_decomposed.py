@@ -122,8 +122,8 @@ def test_first_weights_recover_hes_variance_and_leave_torchs_generator():
         assert float(layer.weight().detach().var()) == pytest.approx(2 / fan_in, rel=0.25)
     again = initial_weights(model, 0)
     assert all(np.array_equal(again[name], value) for name, value in models.read_weights(model).items())
-    other = initial_weights(model, 1)
-    assert not np.array_equal(other["body.conv1.theta_u"], again["body.conv1.theta_u"])
+    other_seed = initial_weights(model, 1)
+    assert not np.array_equal(other_seed["body.conv1.theta_u"], again["body.conv1.theta_u"])
     with pytest.raises(ModelError, match=r"width: expected 1 for first weights, got 0\.5"):
         initial_weights(built("digits-cnn", 1 / 2)[0], 0)
 

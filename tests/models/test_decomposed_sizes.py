@@ -107,5 +107,5 @@ def test_rank_of_a_layer():
     """Equation 5: max(min(S, T), k²) of a convolution, R1 of a linear layer."""
     plain = (nn.Conv2d(64, 16, 3), nn.Conv2d(16, 64, 3), nn.Conv2d(4, 16, 3), nn.Conv1d(4, 16, 5), nn.Linear(9, 32))
     inputs = (64, 16, 4, 4, 9)
-    made = [DecomposedLayer(layer, count, 1.0) for layer, count in zip(plain, inputs, strict=True)]
-    assert [layer.rank for layer in made] == [16, 16, 9, 5, 2]
+    layers = [DecomposedLayer(layer, count, 1.0) for layer, count in zip(plain, inputs, strict=True)]
+    assert [layer.rank for layer in layers] == [16, 16, 9, 5, 2]

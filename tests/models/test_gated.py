@@ -59,15 +59,15 @@ def compare(name, rows, parts, dtype, tolerance):
     ):
         out = forward()
         parameters = dict(owner.named_parameters())
-        found = torch.autograd.grad((out.tanh() * weights).sum(), [gates, *parameters.values()])
+        computed = torch.autograd.grad((out.tanh() * weights).sum(), [gates, *parameters.values()])
         outputs.append(out)
-        gradients.append(dict(zip(["M'", *parameters], found, strict=True)))
-    for key, mine, other in [
+        gradients.append(dict(zip(["M'", *parameters], computed, strict=True)))
+    for key, actual, expected in [
         ("logits", *outputs),
         *((key, gradients[0][key], gradients[1][key]) for key in gradients[0]),
     ]:
-        scale = other.abs().max().clamp(min=1e-30)
-        assert ((mine - other).abs().max() / scale).item() <= tolerance, key
+        scale = expected.abs().max().clamp(min=1e-30)
+        assert ((actual - expected).abs().max() / scale).item() <= tolerance, key
 
 
 @pytest.mark.parametrize("parts", [2, 5, 7])
@@ -87,12 +87,12 @@ def test_each_example_has_its_own_model_in_single_precision(name):
 
 def test_the_norm_that_scales_rows_has_an_eps_above_zero_and_leaves_no_trace(monkeypatch):
     """torch 2.11 refuses eps = 0 in inference."""
-    plain, seen = F.batch_norm, []
-    monkeypatch.setattr(F, "batch_norm", lambda *args, **keys: seen.append(keys["eps"]) or plain(*args, **keys))
+    plain, eps_values = F.batch_norm, []
+    monkeypatch.setattr(F, "batch_norm", lambda *args, **keys: eps_values.append(keys["eps"]) or plain(*args, **keys))
     x, scale, shift = torch.randn(3, 4, 5), torch.randn(3, 4), torch.zeros(3, 4)
     assert torch.equal(affine(x, scale, shift), x * scale[..., None])
-    assert seen
-    assert min(seen) > 0
+    assert eps_values
+    assert min(eps_values) > 0
 
 
 def plain_of(module, name):
@@ -166,11 +166,11 @@ def test_torch_generator_is_left_as_it_was():
     model = PLAIN["digits-cnn"][0]()
     blocks = split(models.layout(model), 5, 0.5)
     before = torch.get_rng_state()
-    one = GatedModule(model, (1, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
+    first = GatedModule(model, (1, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(9)
-    two = GatedModule(PLAIN["digits-cnn"][0](), (1, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
-    assert torch.equal(one.gate.linear.weight, two.gate.linear.weight)
+    second = GatedModule(PLAIN["digits-cnn"][0](), (1, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
+    assert torch.equal(first.gate.linear.weight, second.gate.linear.weight)
 
 
 def test_evaluation_leaves_what_training_remembers():
@@ -233,8 +233,8 @@ def test_multiply_adds_count_the_gate_and_what_a_training_step_computes(gating):
     module = gated("digits-cnn", gating=gating)[0]
     counts = multiply_adds(module, torch.zeros(1, 1, 8, 8))
     assert counts["gate.linear.weight"] == 3 * 64 * 80
-    own = sum(counts.values()) - counts["gate.linear.weight"]
-    assert own > plain if gating == "sample" else own == plain
+    counted = sum(counts.values()) - counts["gate.linear.weight"]
+    assert counted > plain if gating == "sample" else counted == plain
     x = batch("digits-cnn", 16)
     with FlopCounterMode(display=False) as step:
         module.train()(x).sum().backward()

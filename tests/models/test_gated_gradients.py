@@ -83,8 +83,8 @@ def test_gradients_against_finite_differences(gating, paths):
         half = parameter.numel() * count // len(parameter) if name.startswith("gate.linear") else parameter.numel()
         half = count if name == "gate.batch_norm.bias" else half
         for index in rng.choice(half, min(half, 5), replace=False):
-            found = parameter.grad.view(-1)[index].item()
-            assert found == pytest.approx(numeric(loss, parameter, index), rel=1e-4, abs=1e-8), (name, index)
+            gradient = parameter.grad.view(-1)[index].item()
+            assert gradient == pytest.approx(numeric(loss, parameter, index), rel=1e-4, abs=1e-8), (name, index)
 
 
 @pytest.mark.parametrize("gating", ["sample", "batch"])

@@ -56,12 +56,12 @@ def test_a_weight_is_the_frozen_one_and_a_scaled_product(build):
 
 
 @pytest.mark.parametrize(
-    ("targets", "found"),
+    ("targets", "adapted"),
     [("", {"embed", "fc1", "fc2"}), ("fc?", {"fc1", "fc2"}), ("head,fc1.weight", {"fc1", "head"})],
 )
-def test_targets(targets, found):
+def test_targets(targets, adapted):
     module = add_adapters(own_models.Net(10), 2, 0, targets)
-    assert {name.partition(".")[0] for name in adapters(module)} == found
+    assert {name.partition(".")[0] for name in adapters(module)} == adapted
     assert {part.scale for part in adapters(module).values()} == {1.0}
 
 
@@ -81,29 +81,31 @@ def test_what_cannot_have_adapters_is_refused(model, targets, error):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "dmpfl", "fedsa-lora", "flasc"])
 def test_adapters_alone_are_trained_and_sent(method):
-    made = assemble({**VIT, "method": method, "dmpfl.readjust-every": 1})
-    strategy = run_in_process(made)
-    assert {p.name.rpartition(".")[2] for p in made.task.layout} == {"lora_A", "lora_B"}
-    assert {p.role for p in made.task.layout} == {Role.WEIGHT}
+    assembled = assemble({**VIT, "method": method, "dmpfl.readjust-every": 1})
+    strategy = run_in_process(assembled)
+    assert {p.name.rpartition(".")[2] for p in assembled.task.layout} == {"lora_A", "lora_B"}
+    assert {p.role for p in assembled.task.layout} == {Role.WEIGHT}
     server = strategy._method.make_server(strategy.task)
     before, after = server.model(server.init()), server.model(strategy.progress.server)
     assert any(not np.array_equal(before[name], after[name]) for name in after)
-    for name, start in made.task.weights.items():
+    for name, start in assembled.task.weights.items():
         zero = name.endswith("lora_B")
         assert not start.any() if zero else np.abs(start).max() <= 1 / np.sqrt(start.shape[1])
-    again, other = assemble(VIT).task, assemble({**VIT, "seed": 1}).task
-    assert all(np.array_equal(array, again.frozen[name]) for name, array in made.task.frozen.items())
-    assert not all(np.array_equal(array, other.frozen[name]) for name, array in made.task.frozen.items())
-    assert not any(np.array_equal(made.task.weights[name], other.weights[name]) for name in after if "lora_A" in name)
+    again, other_seed = assemble(VIT).task, assemble({**VIT, "seed": 1}).task
+    assert all(np.array_equal(array, again.frozen[name]) for name, array in assembled.task.frozen.items())
+    assert not all(np.array_equal(array, other_seed.frozen[name]) for name, array in assembled.task.frozen.items())
+    assert not any(
+        np.array_equal(assembled.task.weights[name], other_seed.weights[name]) for name in after if "lora_A" in name
+    )
 
 
 def test_a_layer_that_the_model_freezes_gets_an_adapter_and_stays():
-    made = assemble({**DIGITS, "model": f"{own_models.__name__}:frozen", "lora.rank": 2, "trainable": "head.*"})
-    names = [parameter.name for parameter in made.task.layout]
+    assembled = assemble({**DIGITS, "model": f"{own_models.__name__}:frozen", "lora.rank": 2, "trainable": "head.*"})
+    names = [parameter.name for parameter in assembled.task.layout]
     assert {"embed.parametrizations.weight.0.lora_A", "head.weight", "head.bias"} <= set(names)
     assert not any("embed" in name or "fc1" in name for name in names if "lora" not in name)
     first = models.build(f"{own_models.__name__}:frozen", (1, 8, 8), 10, seed=torch_seed(0)).embed.weight
-    assert np.array_equal(made.task.frozen["embed.parametrizations.weight.original"], first.numpy())
+    assert np.array_equal(assembled.task.frozen["embed.parametrizations.weight.original"], first.numpy())
 
 
 def test_a_checkpoint_has_the_plain_names(tmp_path):
@@ -111,10 +113,10 @@ def test_a_checkpoint_has_the_plain_names(tmp_path):
     save_file({name: tensor + 1 for name, tensor in read_weights(net).items()}, tmp_path / "net.safetensors")
     keys = {**DIGITS, "model": f"{own_models.__name__}:other_net", "lora.rank": 2, "trainable": "head.*"}
     task = assemble({**keys, "initial-weights": str(tmp_path / "net.safetensors")}).task
-    given = read_weights(net)
-    assert np.array_equal(task.frozen["fc1.parametrizations.weight.original"], given["fc1.weight"] + 1)
-    assert np.array_equal(task.frozen["fc1.bias"], given["fc1.bias"] + 1)
-    assert np.array_equal(task.weights["head.weight"], given["head.weight"] + 1)
+    first_weights = read_weights(net)
+    assert np.array_equal(task.frozen["fc1.parametrizations.weight.original"], first_weights["fc1.weight"] + 1)
+    assert np.array_equal(task.frozen["fc1.bias"], first_weights["fc1.bias"] + 1)
+    assert np.array_equal(task.weights["head.weight"], first_weights["head.weight"] + 1)
     assert task.weights["fc1.parametrizations.weight.0.lora_A"].any()
 
 
@@ -126,6 +128,6 @@ def test_an_exported_model_is_the_plain_one(tmp_path):
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "client-00000"])
     assert done.exit_code == 0, done.output
-    found, kept = model_of(tmp_path / "r", "client-00000"), load(tmp_path / "r" / "client-00000.safetensors")
-    np.testing.assert_allclose(kept(found.inputs), found.logits, atol=1e-5)
+    exported, kept = model_of(tmp_path / "r", "client-00000"), load(tmp_path / "r" / "client-00000.safetensors")
+    np.testing.assert_allclose(kept(exported.inputs), exported.logits, atol=1e-5)
     assert not any("lora" in name for name in {**floating(kept.module), **frozen_tensors(kept.module)})

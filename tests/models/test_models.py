@@ -124,8 +124,8 @@ def test_torch_generator_is_left_as_it_was(name):
 
 
 def test_two_builds_are_equal():
-    one, two = (models.read_weights(models.build("digits-cnn", (1, 8, 8), 10)) for _ in range(2))
-    assert all(np.array_equal(one[name], two[name]) for name in one)
+    first, second = (models.read_weights(models.build("digits-cnn", (1, 8, 8), 10)) for _ in range(2))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(

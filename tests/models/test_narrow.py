@@ -89,8 +89,8 @@ def without(module, cut, groups):
     return copied
 
 
-def close(one, two):
-    np.testing.assert_allclose(one, two, rtol=2e-4, atol=2e-6)
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -103,13 +103,13 @@ def test_the_cut_model_computes_what_the_masked_model_does(name, choice, trainin
     cut = Cut(models.layout(module), groups, CHOICES[choice](groups))
     masked, small = without(module, cut, groups), models.cut_model(lambda: copy.deepcopy(module), cut)
     x = torch.from_numpy(derive(4, "test-inputs").standard_normal((5, *shape), np.float32))
-    y, found = torch.tensor([0, 1, 2, 1, 0]), []
+    y, outputs = torch.tensor([0, 1, 2, 1, 0]), []
     for model in (masked, small):
         model.train(training)
         logits = model(x)
         functional.cross_entropy(logits, y).backward()
-        found.append((logits.detach().numpy(), {n: p.grad.numpy() for n, p in model.named_parameters()}))
-    (logits, gradients), (small_logits, small_gradients) = found
+        outputs.append((logits.detach().numpy(), {n: p.grad.numpy() for n, p in model.named_parameters()}))
+    (logits, gradients), (small_logits, small_gradients) = outputs
     assert np.abs(logits).max() > 0.01
     close(small_logits, logits)
     for tensor, gradient in cut.take(gradients).items():
@@ -175,7 +175,7 @@ def test_nothing_is_replaced_where_nothing_is_cut():
     module = models.build("lenet5-bn", (3, 32, 32), 10)
     layers = list(module.children())
     small = models.cut_model(lambda: module, Cut(models.layout(module), models.coupling(module), {}))
-    assert all(one is two for one, two in zip(small.children(), layers, strict=True))
+    assert all(layer is original for layer, original in zip(small.children(), layers, strict=True))
 
 
 @pytest.mark.parametrize("name", ["lenet5", "lenet5-bn"])

@@ -85,13 +85,13 @@ def test_first_weights_have_the_spread_of_torch_defaults():
 
 def test_first_weights_depend_on_seed_only():
     torch.manual_seed(1)
-    one = models.initial_weights(mixed(), 3)
+    first = models.initial_weights(mixed(), 3)
     torch.manual_seed(2)
-    two = models.initial_weights(mixed(), 3)
-    other = models.initial_weights(mixed(), 4)
-    assert all(np.array_equal(one[name], two[name]) for name in one)
-    assert not np.array_equal(one["2.weight"], other["2.weight"])
-    assert one["0.weight"].ravel()[0] != one["2.weight"].ravel()[0]
+    second = models.initial_weights(mixed(), 3)
+    other_seed = models.initial_weights(mixed(), 4)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert not np.array_equal(first["2.weight"], other_seed["2.weight"])
+    assert first["0.weight"].ravel()[0] != first["2.weight"].ravel()[0]
 
 
 def test_digits_first_weight_is_pinned():

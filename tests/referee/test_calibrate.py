@@ -12,15 +12,15 @@ from sepal.strategies import registry
 from sepal.study.record import RunRecord
 
 
-def search(accuracy, grid=(0.1, 0.2, 0.4), own=None):
+def search(accuracy, grid=(0.1, 0.2, 0.4), own_values=None):
     """Run all needed trials on a function of (rate, own value, seed) and return the search."""
-    trials = Trials("digits", "ditto", grid, own_values=own or {})
+    trials = Trials("digits", "ditto", grid, own_values=own_values or {})
     count = 0
     while needed := trials.needed():
         for trial in needed:
             keys = dict(trial.keys)
-            found = accuracy(keys["lr"], keys.get("ditto.lambda"), trial.seed)
-            trials.accuracies.setdefault(trial.keys, {})[trial.seed] = found
+            measured = accuracy(keys["lr"], keys.get("ditto.lambda"), trial.seed)
+            trials.accuracies.setdefault(trial.keys, {})[trial.seed] = measured
             count += 1
     return trials, count
 
@@ -101,11 +101,13 @@ def test_a_smaller_rate_is_kept_if_the_best_is_not_ahead_by_more_than_a_standard
 
 
 def test_own_keys_are_searched_at_the_chosen_rate_and_the_first_value_is_preferred():
-    own = {"lambda": (1.0, 0.1)}
+    candidates = {"lambda": (1.0, 0.1)}
     better = {1.0: 0.0, 0.1: 0.05}
-    trials, count = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) + better.get(own, 0.0), own=own)
+    trials, count = search(
+        lambda lr, strength, seed: 0.8 - abs(lr - 0.2) + better.get(strength, 0.0), own_values=candidates
+    )
     assert (dict(trials.chosen()), count) == ({"lr": 0.2, "ditto.lambda": 0.1}, 9 + 3 + 3)  # and at .01
-    trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2), own=own)
+    trials, _ = search(lambda lr, strength, seed: 0.8 - abs(lr - 0.2), own_values=candidates)
     assert dict(trials.chosen()) == {"lr": 0.2, "ditto.lambda": 1.0}
 
 
@@ -122,22 +124,24 @@ def test_the_grid_grows_where_the_smaller_rate_is_kept_at_its_edge():
     [(0.1, [0.01, 0.1, 1.0]), (0.01, [0.001, 0.01, 0.1, 1.0]), (1e-6, [0.0001, 0.001, 0.01, 0.1, 1.0])],
 )
 def test_the_grid_of_an_own_key_grows_at_most_twice(best, tried):
-    own = {"lambda": (0.1, 0.01, 1.0)}
-    trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) - abs(math.log10(own / best)) / 10, own=own)
+    own_value = {"lambda": (0.1, 0.01, 1.0)}
+    trials, _ = search(
+        lambda lr, own_value, seed: 0.8 - abs(lr - 0.2) - abs(math.log10(own_value / best)) / 10, own_values=own_value
+    )
     assert sorted(dict(keys)["ditto.lambda"] for keys in next(iter(trials.own_grids()))[1]) == tried
 
 
 def test_the_grid_of_an_own_key_does_not_grow_where_runs_are_shortened():
     assert {name: setting.growth for name, setting in SETTINGS.items() if setting.growth} == {"digits": GROWTH}
     grid = [(("ditto.lambda", value), ("lr", 0.1)) for value in (0.1, 1.0)]
-    found = {keys: dict.fromkeys(SEEDS, dict(keys)["ditto.lambda"]) for keys in grid}
-    short, whole = (Trials("har", "ditto", (0.1,), found, growth=growth) for growth in (0, GROWTH))
+    accuracies = {keys: dict.fromkeys(SEEDS, dict(keys)["ditto.lambda"]) for keys in grid}
+    short, whole = (Trials("har", "ditto", (0.1,), accuracies, growth=growth) for growth in (0, GROWTH))
     assert len(short._grown(grid, "ditto.lambda")) == 2
     assert len(whole._grown(grid, "ditto.lambda")) == 3
 
 
 def test_nothing_is_tried_below_0_or_above_a_whole():
-    trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) - own, own={"lambda": (0.0, 0.1)})
+    trials, _ = search(lambda lr, strength, seed: 0.8 - abs(lr - 0.2) - strength, own_values={"lambda": (0.0, 0.1)})
     assert len(next(iter(trials.own_grids()))[1]) == 2
     whole = Trials("digits", "apfl", (0.1,), own_values={"alpha": (0.5, 0.75)})
     grown = whole._grown([(("apfl.alpha", value), ("lr", 0.1)) for value in (0.5, 0.75)], "apfl.alpha")
@@ -152,11 +156,11 @@ def test_a_stored_trial_is_not_needed_again(clip):
     """All keys that its record has but those of the search are the setting's, or were the defaults of then."""
     evidence, setting = Evidence([]), SETTINGS["digits"]
     first = evidence.trials("digits", "pfedgate", setting, clip)
-    wanted = first.needed()[0]
-    evidence.add(RunRecord(config=wanted.config, deployed="trained", validation={"trained": 0.5}, diverged=2))
-    assert wanted not in first.needed()
-    assert first.accuracies == {wanted.keys: {wanted.seed: 0.5}}
-    assert first.diverged == {wanted.keys: {wanted.seed: 2}}
+    missing_run = first.needed()[0]
+    evidence.add(RunRecord(config=missing_run.config, deployed="trained", validation={"trained": 0.5}, diverged=2))
+    assert missing_run not in first.needed()
+    assert first.accuracies == {missing_run.keys: {missing_run.seed: 0.5}}
+    assert first.diverged == {missing_run.keys: {missing_run.seed: 2}}
     assert evidence.trials("digits", "pfedgate", setting, clip).needed() == first.needed()
     assert not evidence.trials("digits", "pfedgate", setting, 10.0 - clip).accuracies
 

@@ -45,8 +45,8 @@ def rows(method="fedpse", dataset="digits", **by_kind):
 
 def verdict(mean):
     """Of a method with half a point more than FedAvg + fine-tuning's .95 with one seed, and ``mean`` with the other."""
-    mine, yardstick = method_results([*rows(here=[0.955, mean]), *rows(YARDSTICK, here=[0.95, 0.95])])
-    return mine.verdict(yardstick)
+    results, yardstick = method_results([*rows(here=[0.955, mean]), *rows(YARDSTICK, here=[0.95, 0.95])])
+    return results.verdict(yardstick)
 
 
 @pytest.mark.parametrize(("mean", "words"), [(0.95, ""), (0.9001, ""), (0.8999, "behind"), (None, "behind")])
@@ -61,22 +61,22 @@ def test_what_the_notes_explain_is_no_excuse_for_more(monkeypatch, mean, words):
 
 
 def test_a_seed_without_a_result_is_behind():
-    mine, yardstick = method_results([*rows(here=[0.95]), *rows(YARDSTICK, here=[0.95, 0.95])])
-    assert mine.verdict(yardstick) == "behind"
+    results, yardstick = method_results([*rows(here=[0.95]), *rows(YARDSTICK, here=[0.95, 0.95])])
+    assert results.verdict(yardstick) == "behind"
 
 
 def test_explanations_exist():
     notes = (ROOT / "strategies" / "baselines" / "NOTES.md").read_text().lower()
     parts = [part for part in re.split(r"^## ", notes, flags=re.M) if "|---|" in part]
-    for dataset, method in ((dataset, method) for dataset, found in BEHIND.items() for method in found):
-        told = [part for part in parts if part.startswith(method) or re.search(rf"\b{dataset}\b", part)]
-        assert any(re.search(rf"(?<![\w-]){method}(?![\w-])", part) for part in told), (dataset, method)
+    for dataset, method in ((dataset, method) for dataset, methods in BEHIND.items() for method in methods):
+        explanations = [part for part in parts if part.startswith(method) or re.search(rf"\b{dataset}\b", part)]
+        assert any(re.search(rf"(?<![\w-]){method}(?![\w-])", part) for part in explanations), (dataset, method)
 
 
 def test_every_method_has_rows_and_who_is_behind_the_bar_is_explained():
-    found = {(cell.dataset, cell.method): cell for cell in method_results(read(ROWS))}
-    for dataset in {dataset for dataset, _ in found}:
-        gaps = {name: found[dataset, name].worst(found[dataset, YARDSTICK])[0] for name in registry.METHODS}
+    results = {(cell.dataset, cell.method): cell for cell in method_results(read(ROWS))}
+    for dataset in {dataset for dataset, _ in results}:
+        gaps = {name: results[dataset, name].worst(results[dataset, YARDSTICK])[0] for name in registry.METHODS}
         behind = {name: -round(points, 1) for name, points in gaps.items() if points < -100 * MOST_BEHIND}
         assert behind == BEHIND[dataset] | FAILED[dataset]
 
@@ -108,8 +108,8 @@ def test_a_difference_must_be_above_a_point_and_established_over_all_cells():
     even = [0.9, 0.901, 0.899, 0.9, 0.9]
     far = rows("fedpse", avx2=even, default=[value - 0.02 + 0.001 * (n % 2) for n, value in enumerate(even)])
     near = rows("fedavg", avx2=even, default=[value - 0.005 + 0.0001 * (n % 2) for n, value in enumerate(even)])
-    one = rows("dmpfl", avx2=even, default=[0.5, *even[1:]])
-    assert list(established(method_results([*far, *near, *one]))) == [("digits", "fedpse")]
+    one_cell = rows("dmpfl", avx2=even, default=[0.5, *even[1:]])
+    assert list(established(method_results([*far, *near, *one_cell]))) == [("digits", "fedpse")]
 
 
 def test_kinds_are_those_that_the_processor_has(tmp_path):

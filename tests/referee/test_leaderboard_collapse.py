@@ -17,12 +17,14 @@ from tests.referee.test_leaderboard_pages import stored
 def measured(*levels):
     """Return a block in which Ditto has these levels, a seed each; all others have the same."""
     block = BLOCK.model_copy(update={"seeds": tuple(range(len(levels)))})
-    rows = [each for each in stored() if each.seed != 1]
-    for each in [each for each in rows if each.seed == 0]:
+    rows = [run_record for run_record in stored() if run_record.seed != 1]
+    for run_record in [run_record for run_record in rows if run_record.seed == 0]:
         for seed, level in enumerate(levels):
-            held = [level, level, 0.3] if each.labels["contender"] == "ditto" else [0.6, 0.6, 0.3]
-            clients = {**each.clients, "trained": held}
-            rows.append(each.model_copy(update={"config": {**each.config, "seed": seed}, "clients": clients}))
+            accuracies = [level, level, 0.3] if run_record.labels["contender"] == "ditto" else [0.6, 0.6, 0.3]
+            clients = {**run_record.clients, "trained": accuracies}
+            rows.append(
+                run_record.model_copy(update={"config": {**run_record.config, "seed": seed}, "clients": clients})
+            )
     return BlockResults(Design(block, rows))
 
 
@@ -35,26 +37,28 @@ def measured(*levels):
     ],
 )
 def test_a_seed_far_below_the_best_has_collapsed(levels, low):
-    found = measured(*levels)
-    assert found.collapsed(OWN) == low
-    assert found.figure(OWN, HOLDS).collapsed == tuple(levels[seed] for seed in sorted(low))
+    results = measured(*levels)
+    assert results.collapsed(OWN) == low
+    assert results.figure(OWN, HOLDS).collapsed == tuple(levels[seed] for seed in sorted(low))
 
 
 def test_it_is_told_in_every_view_of_that_seed_and_in_the_picture():
-    found = measured(0.88, 0.46, 0.9, 0.8)
-    assert found.figure(OWN, NEWCOMER).collapsed == (0.4,)
-    label, bar = next((p.entry.label, p.entry.bar) for p in points_of(found) if p.contender is OWN)
+    results = measured(0.88, 0.46, 0.9, 0.8)
+    assert results.figure(OWN, NEWCOMER).collapsed == (0.4,)
+    label, bar = next((p.entry.label, p.entry.bar) for p in points_of(results) if p.contender is OWN)
     assert label == "ditto (1 fell)"
     assert bar == pytest.approx((0.76, 0.76))
     words = "76.0 ± 20.5 (1 of 4 seeds collapsed: 46.0; others 86.0 ± 5.3)"
-    assert words in "\n".join(block_tables(found)).partition("equal bytes")[0]
+    assert words in "\n".join(block_tables(results)).partition("equal bytes")[0]
 
 
 def test_a_budget_that_buys_all_rounds_is_judged_and_one_that_does_not_is_not():
     dear = BLOCK.model_copy(update={"dense": "ditto"})  # 100 % of its own bytes buy all its rounds
-    found = measured(0.88, 0.46, 0.9, 0.8)
-    found = BlockResults(Design(dear.model_copy(update={"seeds": found.block.seeds}), list(found.design.rows.values())))
-    assert found.figure(OWN, HOLDS, 1.0).collapsed == (0.46,)
+    results = measured(0.88, 0.46, 0.9, 0.8)
+    results = BlockResults(
+        Design(dear.model_copy(update={"seeds": results.block.seeds}), list(results.design.rows.values()))
+    )
+    assert results.figure(OWN, HOLDS, 1.0).collapsed == (0.46,)
     fewer = measured(0.88, 0.46, 0.9, 0.8).figure(OWN, HOLDS, 0.3)  # 6 rounds
     assert (fewer.count, fewer.collapsed) == (4, ())
 
@@ -66,7 +70,7 @@ def test_what_has_no_verdict_is_not_bold():
 
 
 def test_the_difference_without_it_leaves_out_the_seeds_of_both_sides():
-    found, fedavg = measured(0.88, 0.46, 0.9, 0.8), BLOCK.contenders[0]
+    results, fedavg = measured(0.88, 0.46, 0.9, 0.8), BLOCK.contenders[0]
     # .88, .9 and .8 less .6
-    assert found.without_collapsed(OWN, fedavg).mean == pytest.approx(0.26)
+    assert results.without_collapsed(OWN, fedavg).mean == pytest.approx(0.26)
     assert measured(0.88, 0.1, 0.1, 0.1).without_collapsed(OWN, fedavg) is None

@@ -20,6 +20,6 @@ def test_the_command_goes_on_where_it_was(monkeypatch, tmp_path, capsys):
     command.work("x", 1, 0.0)
     assert len(runs.read("x")) == 7  # no time
     command.work("x", 2, 1.0)
-    configs = [str(each.config) for each in runs.read("x")]
+    configs = [str(record.config) for record in runs.read("x")]
     assert len(configs) == len(set(configs)) == 3 * 15 + 2 * 4 + 2 * (3 + 3)
     assert capsys.readouterr().out.count("\n") == len(configs)

@@ -53,8 +53,8 @@ def row(run: BlockRun, validation: float, **more: object) -> RunRecord:
     """Return a row as a run would."""
     spent = [EACH[run.contender] * (number + 1) for number in range(run.config["rounds"])]
     labels = {"block": run.block, "contender": run.contender, "kind": run.kind}
-    found = {"labels": labels, "config": run.config, "validation": {"trained": validation}, "spent": spent, **more}
-    return RunRecord(rounds=run.config["rounds"], **found)
+    columns = {"labels": labels, "config": run.config, "validation": {"trained": validation}, "spent": spent, **more}
+    return RunRecord(rounds=run.config["rounds"], **columns)
 
 
 @cache
@@ -70,8 +70,8 @@ def searched(quality):
 def quality(config):
     """Return a validation accuracy: best at .1, and with Ditto's λ at .3."""
     lr = config["lr"]
-    own = -0.1 * abs(config["ditto.lambda"] - 0.3) if "ditto.lambda" in config else 0.0
-    return 0.9 - abs(lr - 0.1) + own
+    penalty = -0.1 * abs(config["ditto.lambda"] - 0.3) if "ditto.lambda" in config else 0.0
+    return 0.9 - abs(lr - 0.1) + penalty
 
 
 def test_every_contender_has_as_many_trials_and_the_best_point_is_chosen():
@@ -159,8 +159,8 @@ def test_further_keys_are_tried_in_turn_at_the_chosen_point_where_the_block_says
     """
 
     def gains(config):
-        own = {0: 0.0, 2: 0.05, 3: -0.05}[config.get("ditto.epochs", 0)]
-        return quality(config) + 0.02 * (config.get("momentum", 0) == 0.5) + own
+        gain = {0: 0.0, 2: 0.05, 3: -0.05}[config.get("ditto.epochs", 0)]
+        return quality(config) + 0.02 * (config.get("momentum", 0) == 0.5) + gain
 
     wider = OWN.model_copy(update={"also": {"ditto.epochs": (3, 2)}})
     contenders = (BLOCK.contenders[0], wider, BLOCK.contenders[2])
@@ -236,9 +236,9 @@ def test_of_who_was_found_behind_every_point_is_judged_by_all_seeds():
 
 def test_means_of_equal_hits_are_equal_although_accuracies_are_rounded():
     """925 of 1,080 twice, but the rounded accuracies sum up to 2.569445 and 2.569444. The smaller rate is chosen."""
-    found = {0.125: (0.856481, 0.856482, 0.856482), 0.05: (0.856481, 0.856481, 0.856482)}
+    accuracies = {0.125: (0.856481, 0.856482, 0.856482), 0.05: (0.856481, 0.856481, 0.856482)}
     stored = []
-    for lr, values in found.items():
+    for lr, values in accuracies.items():
         for seed, value in zip(TUNING, values, strict=True):
             config = BLOCK.config(OWN, {"lr": lr, "ditto.lambda": 1.0}, seed)
             stored.append(row(BlockRun("x", "ditto", "trial", config), value))
@@ -279,17 +279,17 @@ def test_rounds_at_equal_bytes_are_those_that_the_budget_buys():
         assert last == pytest.approx(LAST_RATE if run.config["rounds"] > 1 else 1.0, abs=1e-4)
 
 
-def spending(who, seed, each, closing=0.0):
+def spending(who, seed, round_bytes, closing=0.0):
     """Return the design with another reported run, which sends so many MB in each round and at the end."""
     design, _ = searched(quality)
     config = design.reported(who, seed)
-    spent = [closing + sum(each[: number + 1]) for number in range(40)]
+    spent = [closing + sum(round_bytes[: number + 1]) for number in range(40)]
     others = [row for row in design.rows.values() if row.config != config]
     return Design(BLOCK, [*others, design.row(config).model_copy(update={"closing": closing, "spent": spent})])
 
 
 @pytest.mark.parametrize(
-    ("each", "closing", "bought"),
+    ("round_bytes", "closing", "bought"),
     [
         ([8.0] + [0.5] * 39, 0.0, 0),
         ([0.05] * 20 + [3.0] * 20, 0.0, 2),
@@ -300,19 +300,19 @@ def spending(who, seed, each, closing=0.0):
     ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_budget_buys_what_no_seed_exceeds_with_the_closing_download(each, closing, bought, seed):
+def test_a_budget_buys_what_no_seed_exceeds_with_the_closing_download(round_bytes, closing, bought, seed):
     # 10 % of 40 MB, of which the other seed's 2 MB a round buy 2. A dear first round buys none. Of rounds that grow,
     # the first has .05 MB and the later ones 1.563 on average: 2.7 MB at the end leave one of them less. 1.9 MB at the
     # end leave 2.1 MB for one round of 2 MB.
-    assert spending(OWN, seed, each, closing).bought(OWN, 0.1) == bought
+    assert spending(OWN, seed, round_bytes, closing).bought(OWN, 0.1) == bought
 
 
 @pytest.mark.parametrize(("budget", "bought"), [(0.03, 1), (0.1, 4), (0.3, 12), (1.0, 40)])
 def test_the_first_round_has_no_download(budget, bought):
     # 1 MB up, from the second round on 1 MB down, and 1 MB down at the end: 2 MB for each round, 80 in all.
     rows = [
-        each.model_copy(update={"closing": 1.0, "spent": [2.0 * (n + 1) for n in range(len(each.spent))]})
-        for each in searched(quality)[0].rows.values()
+        run_record.model_copy(update={"closing": 1.0, "spent": [2.0 * (n + 1) for n in range(len(run_record.spent))]})
+        for run_record in searched(quality)[0].rows.values()
     ]
     assert Design(BLOCK, rows).bought(BLOCK.contenders[0], budget) == bought
 
@@ -354,17 +354,17 @@ def test_hours_left_are_those_of_the_whole_less_those_of_rows_that_count():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_blocks_are_whole(name):
     block = read_block(name)
-    names = [each.name for each in block.contenders]
+    names = [contender.name for contender in block.contenders]
     assert {block.yardstick, block.dense, *block.tested} <= set(names)
     assert len(names) == len(set(names))
-    assert {each.tuned_as for each in block.beside} <= set(names)
+    assert {contender.tuned_as for contender in block.beside} <= set(names)
     assert not set(TUNING) & set(block.seeds)
     assert len(block.rates) == 5
-    for each in block.contenders:
-        for end, value in each.beyond.items():
-            known = each.own[each.own_key]
-            assert value < min(known) if end == "low" else value > max(known)
-            parse(block.config(each, {"lr": 0.1, each.own_key: value}, 0), registry.Hypers())
+    for contender in block.contenders:
+        for end, value in contender.beyond.items():
+            grid = contender.own[contender.own_key]
+            assert value < min(grid) if end == "low" else value > max(grid)
+            parse(block.config(contender, {"lr": 0.1, contender.own_key: value}, 0), registry.Hypers())
 
 
 def test_an_unknown_block_is_refused():

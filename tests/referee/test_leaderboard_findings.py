@@ -29,17 +29,18 @@ EACH = {
 
 
 @cache
-def block(name, **held):
+def block(name, **accuracies):
     """A block whose runs have these accuracies, in [0, 1], of three clients; the second has .02 more, with seed 0 .03.
 
     Runs of fewer rounds have .2 less.
     """
-    held, found, design = {**HELD, **held}, read_block(name), None
-    held["fedpse-10"] = held["fedpse"]  # the same run as that of the chosen .1
+    accuracies, configured, design = {**HELD, **accuracies}, read_block(name), None
+    accuracies["fedpse-10"] = accuracies["fedpse"]  # the same run as that of the chosen .1
     while design is None or next(design.needed(), None):
         stored = list(design.rows.values()) if design else []
         design = Design(
-            found, [*stored, *(row(run, held.get(run.contender, 0.6)) for run in Design(found, stored).needed())]
+            configured,
+            [*stored, *(row(run, accuracies.get(run.contender, 0.6)) for run in Design(configured, stored).needed())],
         )
     return BlockResults(design)
 
@@ -69,52 +70,54 @@ def row(run, level):
     )
 
 
-def verdict(found, name, kind="tuned"):
+def verdict(blocks, name, kind="tuned"):
     """Return kind of verdict → blocks of one contender."""
-    return {what: named[name] for what, named in getattr(Findings(found), kind).items() if name in named}
+    return {
+        verdict_name: named[name] for verdict_name, named in getattr(Findings(blocks), kind).items() if name in named
+    }
 
 
 def test_the_table_has_what_clients_hold_and_the_mb_of_each():
-    found = Findings([block("a")])
+    findings = Findings([block("a")])
     # .2 MB × 2 × 40 rounds of three clients: 5.33 each. (.895 + .915 + .895)/3, with seed 0 .3 points more: 90.2 ± .1.
-    first = next(found.papers())
+    first = next(findings.papers())
     assert (first["held"], first["chosen"]) == ("90.2 ± 0.1 %, 5.3 MB", "; `fedpse.keep` = 0.1")
-    assert found.held_figure("local") == "80.7 ± 0.1 %, 0 MB"
+    assert findings.held_figure("local") == "80.7 ± 0.1 %, 0 MB"
 
 
 def test_leads_and_deficits_are_those_of_what_clients_hold():
     # FedPSE is .5 behind in a, and 9 ahead in d; all others are behind, and all but two have FedAvg's .6.
-    found = Findings([block("a"), block("d", fedpse=0.99)])
+    findings = Findings([block("a"), block("d", fedpse=0.99)])
     others = ("dmpfl", "subfedavg", "pfedgate", "pa3dfl", "fedavg-ft-stc", "local")
-    assert found.tuned["leads"] == {"fedpse": ["d"]}
-    assert found.tuned["deficits"] == {"fedpse": ["a"], **{name: ["a", "d"] for name in others}}
-    assert found.plain["leads"] == {name: ["a", "d"] for name in ("fedpse", "fedavg-ft-stc", "local")}
-    assert found.plain["deficits"] == {}
-    assert found.leads == {"fedpse": ["d"]}
-    assert set(found.sides("deficits")) == {"both", "with it only"}
-    assert found.ahead.endswith(": FedPSE (d)")
+    assert findings.tuned["leads"] == {"fedpse": ["d"]}
+    assert findings.tuned["deficits"] == {"fedpse": ["a"], **{name: ["a", "d"] for name in others}}
+    assert findings.plain["leads"] == {name: ["a", "d"] for name in ("fedpse", "fedavg-ft-stc", "local")}
+    assert findings.plain["deficits"] == {}
+    assert findings.leads == {"fedpse": ["d"]}
+    assert set(findings.sides("deficits")) == {"both", "with it only"}
+    assert findings.ahead.endswith(": FedPSE (d)")
 
 
 def test_deployed_leads_compare_what_both_sides_deploy():
     # FedAvg deploys .1 less than its clients hold after local epochs, .5: who has its .6 otherwise is ahead of that
     blocks = [block("a"), block("d")]
-    found = Findings(blocks)
-    assert "dmpfl" not in found.plain["leads"]
-    assert found.deployed["leads"] == {name: ["a", "d"] for name in read_block("a").tested}
-    assert found.count(found.deployed["leads"]) == found.tests == 14
+    findings = Findings(blocks)
+    assert "dmpfl" not in findings.plain["leads"]
+    assert findings.deployed["leads"] == {name: ["a", "d"] for name in read_block("a").tested}
+    assert findings.count(findings.deployed["leads"]) == findings.tests == 14
     assert {key[2] for key in corrected(blocks, True, DEPLOYED)} == {DEPLOYED}  # nobody is new here
-    one = blocks[0].difference(blocks[0].named("dmpfl"), DEPLOYED, to="fedavg")
+    margin = blocks[0].difference(blocks[0].named("dmpfl"), DEPLOYED, to="fedavg")
     # .6 and .5, and the second of three clients has .02 more, with one of five seeds .03
-    assert one.mean == pytest.approx(0.1 + (4 * 0.02 + 0.03) / 15)
+    assert margin.mean == pytest.approx(0.1 + (4 * 0.02 + 0.03) / 15)
 
 
 def changed(which, change):
     """Block a with other rows: those for which ``which`` holds are changed."""
     rows = [
-        each.model_copy(update=change(each))
-        if which(each.labels["contender"], each.labels["kind"], each.seed)
-        else each
-        for each in block("a").design.rows.values()
+        run_record.model_copy(update=change(run_record))
+        if which(run_record.labels["contender"], run_record.labels["kind"], run_record.seed)
+        else run_record
+        for run_record in block("a").design.rows.values()
     ]
     return BlockResults(Design(read_block("a"), rows))
 
@@ -140,18 +143,18 @@ def test_deployed_differences_are_corrected_as_one_family():
 def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
     # all have .6, one has 10 points more, one 10 less
     unequal = block("e", flanc=0.7, heterofl=0.5)
-    ((found, kinds),) = Findings([block("a"), unequal]).untested()
-    assert (found.block.name, kinds["ahead"], kinds["behind"]) == (
+    ((finding, kinds),) = Findings([block("a"), unequal]).untested()
+    assert (finding.block.name, kinds["ahead"], kinds["behind"]) == (
         "e",
         ["flanc +10.0 [+10.0, +10.0]"],
         ["heterofl −10.0 [−10.0, −10.0]"],
     )
     assert (len(kinds["undecided"]), kinds[FALLEN]) == (5, [])
     rows = [
-        each.model_copy(update={"clients": {**each.clients, "trained": [0.1] * 3}})
-        if (each.labels["contender"], each.labels["kind"], each.seed) == ("pa3dfl", "rounds", 3)
-        else each
-        for each in unequal.design.rows.values()
+        run_record.model_copy(update={"clients": {**run_record.clients, "trained": [0.1] * 3}})
+        if (run_record.labels["contender"], run_record.labels["kind"], run_record.seed) == ("pa3dfl", "rounds", 3)
+        else run_record
+        for run_record in unequal.design.rows.values()
     ]
     ((_, kinds),) = Findings([BlockResults(Design(read_block("e"), rows))]).untested()
     assert kinds[FALLEN] == ["pa3dfl; without that seed +0.0 [+0.0, +0.0]"]
@@ -159,10 +162,10 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
 
 
 def test_training_alone_is_the_better_of_those_that_do():
-    found = [block("a"), block("b", **{"local-each-round": 0.85}), block("d")]
-    assert [alone(each).name for each in found] == ["local", "local-each-round", "local"]
+    blocks = [block("a"), block("b", **{"local-each-round": 0.85}), block("d")]
+    assert [alone(results).name for results in blocks] == ["local", "local-each-round", "local"]
     words = "−10.0 [−10.0, −10.0] (a), −5.0 [−5.0, −5.0] (b), −10.0 [−10.0, −10.0] (d)"
-    assert Findings(found).by_block("local") == words
+    assert Findings(blocks).by_block("local") == words
 
 
 @pytest.mark.parametrize(
@@ -170,11 +173,11 @@ def test_training_alone_is_the_better_of_those_that_do():
     [({"fedpse": 0.9}, {}), ({"fedpse": 0.9, "fedavg": 0.95}, {}), ({"fedpse": 0.9, "local": 0.96}, {"local": ["a"]})],
 )
 def test_whoever_is_ahead_of_both_leads(levels, leads):
-    found = Findings([block("a", **levels)])
-    assert found.leads == leads
-    assert found.tuned["undecided"] == {"fedpse": ["a"]}  # the same figures
+    findings = Findings([block("a", **levels)])
+    assert findings.leads == leads
+    assert findings.tuned["undecided"] == {"fedpse": ["a"]}  # the same figures
     where = "deficits" if "fedavg" in levels else "leads"
-    assert found.plain[where]["fedpse"] == ["a"]
+    assert findings.plain[where]["fedpse"] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -182,35 +185,35 @@ def test_whoever_is_ahead_of_both_leads(levels, leads):
     [(([0.95] * 3, [0.99] * 3), "−"), (([0.5] * 3, [0.99] * 3), ""), (([0.5] * 3, [0.5] * 3), "+")],
 )
 def test_the_shift_has_one_sign_only_if_all_blocks_have(levels, sign):
-    found = []
-    for each, level in zip((block("a"), block("d")), levels, strict=True):
+    blocks = []
+    for results, level in zip((block("a"), block("d")), levels, strict=True):
         clients = {"received-shift-100": level}
-        rows = [r.model_copy(update={"clients": {**r.clients, **clients}}) for r in each.design.rows.values()]
-        found.append(BlockResults(Design(each.block, rows)))
-    assert Findings(found).shift_sign == sign
+        rows = [r.model_copy(update={"clients": {**r.clients, **clients}}) for r in results.design.rows.values()]
+        blocks.append(BlockResults(Design(results.block, rows)))
+    assert Findings(blocks).shift_sign == sign
 
 
 def test_few_bytes_are_judged_by_what_is_deployed():
-    found = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.89, "fedstc-1": 0.9})
+    results = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.89, "fedstc-1": 0.9})
     # FedSTC's clients hold .9 after local epochs for fewer bytes; it deploys .8
-    held, deployed = (nearest(found, measure=measure)[0].contender.name for measure in (HOLDS, DEPLOYED))
-    assert (held, deployed) == ("fedstc-1", "fedavg-ft-stc")
-    assert nearest(found, "fedstc", DEPLOYED) is None
-    said = Findings([found])
-    assert said.few_bytes.endswith("sends 3 % of the bytes and loses 1 points")
-    assert said.rival(found) == "−1.0 [−1.0, −1.0] for 3.0 %"
-    assert said.fedstc(found).startswith("−10.7 [")  # .8, without the second client's .02
-    assert said.fedstc(found).endswith(" with `fedstc-1`")
-    assert said.fewest(found) == "`fedavg-ft-stc` 3.0 %"  # and not FedSTC's 1.0 %
-    assert said.fedpse(found) == "none, at best −10.0 [−10.0, −10.0]"
+    nearest_held, deployed = (nearest(results, measure=measure)[0].contender.name for measure in (HOLDS, DEPLOYED))
+    assert (nearest_held, deployed) == ("fedstc-1", "fedavg-ft-stc")
+    assert nearest(results, "fedstc", DEPLOYED) is None
+    findings = Findings([results])
+    assert findings.few_bytes.endswith("sends 3 % of the bytes and loses 1 points")
+    assert findings.rival(results) == "−1.0 [−1.0, −1.0] for 3.0 %"
+    assert findings.fedstc(results).startswith("−10.7 [")  # .8, without the second client's .02
+    assert findings.fedstc(results).endswith(" with `fedstc-1`")
+    assert findings.fewest(results) == "`fedavg-ft-stc` 3.0 %"  # and not FedSTC's 1.0 %
+    assert findings.fedpse(results) == "none, at best −10.0 [−10.0, −10.0]"
 
 
 def test_a_tuned_run_goes_before_others_of_a_twentieth_less(monkeypatch):
     monkeypatch.setitem(EACH, "ditto-stc", 0.029)
     monkeypatch.setitem(EACH, "fedavg-ft-topk-1", 0.031)
     block.cache_clear()
-    found = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9})
-    assert nearest(found)[0].entry.label == "fedavg-ft-stc"
+    results = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9})
+    assert nearest(results)[0].entry.label == "fedavg-ft-stc"
     monkeypatch.setitem(EACH, "ditto-stc", 0.028)
     block.cache_clear()
     near = nearest(block("a", **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9}))
@@ -231,10 +234,10 @@ def test_without_two_seeds_that_have_not_collapsed_there_is_no_difference_withou
 
 
 def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
-    found = Findings([changed(lambda *run: run == ("fedavg-ft", "rounds", 4), holding(0.1))])
-    assert {kind: len(named) for kind, named in found.tuned.items() if named} == {FALLEN: 7}
-    assert found.leads == {}
-    assert found.verdict_kinds == ["leads", "deficits", FALLEN]
+    findings = Findings([changed(lambda *run: run == ("fedavg-ft", "rounds", 4), holding(0.1))])
+    assert {kind: len(named) for kind, named in findings.tuned.items() if named} == {FALLEN: 7}
+    assert findings.leads == {}
+    assert findings.verdict_kinds == ["leads", "deficits", FALLEN]
 
 
 def test_what_is_undecided_only_by_the_correction_is_counted():
@@ -251,9 +254,9 @@ def test_what_is_undecided_only_by_the_correction_is_counted():
             }
         },
     )
-    found = [some, BlockResults(Design(read_block("d"), []))]
-    assert verdict(found, "subfedavg") == {"undecided": ["a"]}
-    assert Findings(found).leaning == (1, 0)
+    blocks = [some, BlockResults(Design(read_block("d"), []))]
+    assert verdict(blocks, "subfedavg") == {"undecided": ["a"]}
+    assert Findings(blocks).leaning == (1, 0)
 
 
 NOTHING = {"error": "not finite", "clients": {}, "spent": (), "validation": {}}
@@ -289,16 +292,16 @@ def test_a_run_that_ended_with_an_error_takes_no_block_from_the_verdicts():
 
 
 def test_a_block_that_is_not_finished_is_not_compared():
-    some = [each for each in block("d").design.rows.values() if each.labels["kind"] != "bytes"]
-    found = Findings([block("a"), BlockResults(Design(read_block("d"), some))])
-    assert (found.tests, found.planned) == (7, 14)
+    some = [run_record for run_record in block("d").design.rows.values() if run_record.labels["kind"] != "bytes"]
+    findings = Findings([block("a"), BlockResults(Design(read_block("d"), some))])
+    assert (findings.tests, findings.planned) == (7, 14)
     assert Findings([BlockResults(Design(read_block("d"), some))]).har is None
 
 
 def test_readme_has_a_row_for_each_paper_and_needs_its_markers():
-    made = texts_of({}, [block("a")], [])
+    texts = texts_of({}, [block("a")], [])
     assert [row["method"] for row in Findings([block("a")]).papers()] == list(PAPERS)
-    assert "[90.2 ± 0.1 %, 5.3 MB](referee/results/fedpse.md)" in made[README]
+    assert "[90.2 ± 0.1 %, 5.3 MB](referee/results/fedpse.md)" in texts[README]
     assert README not in texts_of({}, [block("d")], [])
     with pytest.raises(ConfigError, match="<!-- NAME"):
         rewritten("no markers", {"table": []})

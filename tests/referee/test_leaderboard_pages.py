@@ -25,16 +25,16 @@ LEVELS = {"fedavg": 0.6, "ditto": 0.7, "local": 0.5, "ditto-small": 0.65}
 
 def stored():
     """Return rows of the whole block. Ditto: the second client has .2 more, .1 with seed 1; .2 more at equal bytes."""
-    found = []
+    records = []
     for row in searched(quality)[0].rows.values():
         who, seed, kind = row.labels["contender"], row.seed, row.labels["kind"]
-        held = [LEVELS["fedavg"], LEVELS[who] + (who == "ditto") * (0.1 * (seed == 0) + 0.2 * (kind == "bytes"))]
-        columns = {"name": ["a", "b", "new"], "novel": [False, False, True], "trained": [*held, 0.3]}
+        accuracies = [LEVELS["fedavg"], LEVELS[who] + (who == "ditto") * (0.1 * (seed == 0) + 0.2 * (kind == "bytes"))]
+        columns = {"name": ["a", "b", "new"], "novel": [False, False, True], "trained": [*accuracies, 0.3]}
         columns |= {"steps": [6, 6, 6], "trained-shift-100": [0.2, 0.2, 0.1]}
         columns |= {} if who == "local" else {"received": [0.1, 0.1, 0.4]}
         about = {"clients": columns, "deployed": "received" if who == "fedavg" else "trained", "cpu_seconds": 36.0}
-        found.append(row.model_copy(update={**about, "commit": "abc", "machine": "M"}))
-    return found
+        records.append(row.model_copy(update={**about, "commit": "abc", "machine": "M"}))
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ class Wide(BlockResults):
         super().__init__(Design(BLOCK, []))
         self.shape = (seeds, clients)
 
-    def whole(self, contender, other=""):
+    def whole(self, contender, other_name=""):
         """All seeds are there."""
         return True
 
@@ -106,19 +106,22 @@ class Wide(BlockResults):
 
 
 def test_p_values_are_corrected_and_few_seeds_or_clients_have_none():
-    found = corrected([Wide(4, 3)])
-    raw = [found["x", name, HOLDS][0].p for name in ("ditto", "local")]
+    tests_of = corrected([Wide(4, 3)])
+    raw = [tests_of["x", name, HOLDS][0].p for name in ("ditto", "local")]
     assert raw[0] < 0.001 < raw[1] / 2
-    assert [found["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([2 * raw[0], raw[1]])
+    assert [tests_of["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([2 * raw[0], raw[1]])
     for few in (Wide(3, 9), Wide(5, 2)):
         assert [p for _, p in corrected([few]).values()] == [None, None]
     # With another block of three planned differences that has not run: of five, the least counts five times.
     later = BlockResults(Design(BLOCK.model_copy(update={"name": "y", "tested": ("fedavg", "ditto", "local")}), []))
     more = corrected([Wide(4, 3), later])
     assert [more["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([5 * raw[0], min(1, 4 * raw[1])])
-    one = Wide(4, 3)
-    one.block = BLOCK.model_copy(update={"tested": ("local",)})  # named before the runs
-    assert [corrected([one])["x", name, HOLDS][1] for name in ("ditto", "local")] == [None, pytest.approx(raw[1])]
+    block_results = Wide(4, 3)
+    block_results.block = BLOCK.model_copy(update={"tested": ("local",)})  # named before the runs
+    assert [corrected([block_results])["x", name, HOLDS][1] for name in ("ditto", "local")] == [
+        None,
+        pytest.approx(raw[1]),
+    ]
 
 
 @pytest.mark.parametrize(("p", "bold"), [(0.01, True), (0.2, False), (None, False)])
@@ -180,8 +183,8 @@ def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontie
 
 
 def test_the_tables_say_what_a_budget_buys_at_best():
-    found = BlockResults(block("a").design)
-    text = "\n".join(block_tables(found))
+    results = BlockResults(block("a").design)
+    text = "\n".join(block_tables(results))
     # FedAvg sends 80 MB, FedPSE 16, its 1 % 1.6, compressed fine-tuning 2.4; Local has 80.7 %, others with few MB 60.7
     rows = {line.split(" | ")[0]: line for line in text.partition("| equal bytes")[2].splitlines()}
     best = re.findall(r"(\S+): ([\d.]+)", rows["| best of all"])
@@ -192,29 +195,32 @@ def test_the_tables_say_what_a_budget_buys_at_best():
 
 
 @pytest.mark.parametrize(
-    ("rate", "said"),
+    ("rate", "choice"),
     [(0.1, "the same: one global model"), (0.2, "different ones: their models differ")],
 )
-def test_the_tables_say_whether_those_who_train_one_model_chose_the_same_keys(rate, said):
-    found = BlockResults(Design(read_block("a"), []))
-    found.design._chosen |= {
+def test_the_tables_say_whether_those_who_train_one_model_chose_the_same_keys(rate, choice):
+    results = BlockResults(Design(read_block("a"), []))
+    results.design._chosen |= {
         "fedavg-ft": {"lr": 0.1, "fedavg-ft.epochs": 5},
         "fedavg": {"lr": 0.1},
         "ditto": {"lr": rate},
     }
-    words = f"fedavg-ft, fedavg, ditto train one global model at equal keys. They chose {said} "
-    assert f"{words}(fedavg-ft 0.1, fedavg 0.1, ditto {rate})." in "\n".join(_trajectory(found))
+    words = f"fedavg-ft, fedavg, ditto train one global model at equal keys. They chose {choice} "
+    assert f"{words}(fedavg-ft 0.1, fedavg 0.1, ditto {rate})." in "\n".join(_trajectory(results))
 
 
 def test_the_tables_say_what_is_chosen_at_an_end_of_what_was_tried(measures):
     up = BlockResults(searched(lambda config: config["lr"] / 10 - config.get("ditto.lambda", 0.0))[0])
-    assert [_edge(up, each) for each in BLOCK.contenders[:2]] == ["lr", "lr, ditto.lambda"]
-    assert [_edge(measures, each) for each in BLOCK.contenders[:2]] == ["–", "–"]
+    assert [_edge(up, contender) for contender in BLOCK.contenders[:2]] == ["lr", "lr, ditto.lambda"]
+    assert [_edge(measures, contender) for contender in BLOCK.contenders[:2]] == ["–", "–"]
 
 
 def test_there_is_a_point_for_all_rounds_and_for_all_that_bytes_buy(measures):
     fedavg = BLOCK.contenders[0]
-    rounds = {each.name: [p.rounds for p in points_of(measures) if p.contender is each] for each in (fedavg, OWN)}
+    rounds = {
+        contender.name: [p.rounds for p in points_of(measures) if p.contender is contender]
+        for contender in (fedavg, OWN)
+    }
     assert rounds == {"fedavg": [40, 1, 4, 12], "ditto": [40, 2, 6, 20]}
 
 
@@ -236,29 +242,32 @@ def test_reruns_are_counted_with_how_late_they_were():
             ("a", {"written": at(6, "12"), "machine": "M"}, at(7, "14"), False),
         )
     ]
-    found = _reruns(lines)
-    assert (found["same"], found["count"], found["later"], found["blocks"]) == (1, 2, 26.0, [("a", 1), ("d", 1)])
+    reruns = _reruns(lines)
+    assert (reruns["same"], reruns["count"], reruns["later"], reruns["blocks"]) == (1, 2, 26.0, [("a", 1), ("d", 1)])
     assert _reruns([]) == {}
 
 
 def test_a_run_beside_that_is_another_ones_counts_once(measures):
     """`ditto-small` differs in its keys; the same keys as Ditto's make its two runs Ditto's."""
     twin = BLOCK.beside[0].model_copy(update={"keys": {}})
-    found = BlockResults(Design(BLOCK.model_copy(update={"beside": (twin,)}), stored()))
-    runs = [[line.split(" | ")[3] for line in _missing([each]) if line.startswith("| x")] for each in (measures, found)]
+    with_twin = BlockResults(Design(BLOCK.model_copy(update={"beside": (twin,)}), stored()))
+    runs = [
+        [line.split(" | ")[3] for line in _missing([results]) if line.startswith("| x")]
+        for results in (measures, with_twin)
+    ]
     assert runs == [["8 of 8"], ["6 of 6"]]
 
 
 def test_the_picture_is_made_from_the_rows_of_the_page(monkeypatch):
-    rows, seen, asked = stored(), [], []
+    rows, drawn, names = stored(), [], []
 
     def read(name):
-        asked.append(name)  # a run ends each time
-        return rows[: 20 + len(asked)] if name == "a" else []
+        names.append(name)  # a run ends each time
+        return rows[: 20 + len(names)] if name == "a" else []
 
     monkeypatch.setattr("referee.leaderboard.pages.read", read)
     monkeypatch.setattr("referee.leaderboard.pages.read_block", lambda name: BLOCK.model_copy(update={"name": name}))
-    monkeypatch.setattr("referee.leaderboard.pages.pictures", lambda found: seen.append(found) or {})
+    monkeypatch.setattr("referee.leaderboard.pages.pictures", lambda blocks: drawn.append(blocks) or {})
     monkeypatch.setattr("referee.leaderboard.pages.write_atomically", lambda path, text: None)
     write_pages()
-    assert {len(found[0].design.rows) for found in seen if found} == {21}
+    assert {len(blocks[0].design.rows) for blocks in drawn if blocks} == {21}

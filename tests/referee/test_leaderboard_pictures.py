@@ -24,7 +24,7 @@ def test_a_method_has_one_look_and_no_other_has_it():
     assert len(set(alone.values())) == len(alone)
     assert GREY not in {look.colour for look in PAPERS.values()}
     assert {look.colour for look in BASELINES.values()} == {GREY}
-    assert {each.name for name in NAMES for each in read_block(name).contenders} <= LOOKS.keys()
+    assert {contender.name for name in NAMES for contender in read_block(name).contenders} <= LOOKS.keys()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_the_front_page_compares_deployed_models_over_blocks(two):
         pytest.approx(-5),
         0.0,
     )
-    sent = [each.megabytes(each.named("fedavg-ft-stc")) for each in two]
+    sent = [results.megabytes(results.named("fedavg-ft-stc")) for results in two]
     assert spots["fedavg-ft-stc"].megabytes == pytest.approx((sent[0] * sent[1]) ** 0.5)
     assert overview.spots([]) == []
 
@@ -73,40 +73,44 @@ def test_a_seed_that_collapsed_is_marked():
 
 
 def test_density_is_from_trials_of_the_same_seeds_as_the_yardsticks(two):
-    found = two[0]
+    block_results = two[0]
     # all trials of a contender have its level: .9 of fine-tuning, .895 of FedPSE
-    assert density.behind(found, found.named("fedpse"), 0.1) == (pytest.approx(-0.5), 3)
-    assert density.behind(found, found.named("fedpse"), 0.9) is None
-    rows = list(found.design.rows.values())
+    assert density.behind(block_results, block_results.named("fedpse"), 0.1) == (pytest.approx(-0.5), 3)
+    assert density.behind(block_results, block_results.named("fedpse"), 0.9) is None
+    rows = list(block_results.design.rows.values())
     better = next(
-        each
-        for each in rows
-        if each.labels["contender"] == "subfedavg" and each.seed == TUNING[0] and each.config["subfedavg.target"] == 0.7
+        run_record
+        for run_record in rows
+        if run_record.labels["contender"] == "subfedavg"
+        and run_record.seed == TUNING[0]
+        and run_record.config["subfedavg.target"] == 0.7
     )
     worse = better.model_copy(update={"validation": {"trained": 0.59}})
-    other = BlockResults(Design(read_block("a"), [worse if each is better else each for each in rows]))
-    assert density.behind(other, other.named("subfedavg"), 0.7) == (pytest.approx(-31), 1)
-    shown = {(row["key"], round(row["density"])): row for row in density.points([other])}
+    worse_results = BlockResults(
+        Design(read_block("a"), [worse if run_record is better else run_record for run_record in rows])
+    )
+    assert density.behind(worse_results, worse_results.named("subfedavg"), 0.7) == (pytest.approx(-31), 1)
+    shown = {(row["key"], round(row["density"])): row for row in density.points([worse_results])}
     assert (shown["subfedavg", 30]["mean"], shown["subfedavg", 30]["published"]) == (pytest.approx(-31), False)
     assert shown["subfedavg", 50]["published"]
 
 
 def test_what_has_the_papers_value_in_its_reported_runs_is_not_read_from_trials(two):
-    found = two[0]
+    block_results = two[0]
     # the trials chose .1 of FedPSE, and .5 of Sub-FedAvg; nobody ran pFedGate with .3
-    assert density.published(found, "fedpse", 0.1).name == "fedpse"
-    assert density.published(found, "fedpse", 0.01).name == "fedpse-1"
-    assert density.published(found, "pfedgate", 0.3) is None
+    assert density.published(block_results, "fedpse", 0.1).name == "fedpse"
+    assert density.published(block_results, "fedpse", 0.01).name == "fedpse-1"
+    assert density.published(block_results, "pfedgate", 0.3) is None
 
 
 def test_the_stored_pictures_say_what_the_rows_say():
-    found, _ = measured(counted(PAGE.read_text()))
-    made = pictures(found)
-    assert len(made) == 4
-    for path, text in made.items():
+    blocks, _ = measured(counted(PAGE.read_text()))
+    drawings = pictures(blocks)
+    assert len(drawings) == 4
+    for path, text in drawings.items():
         stored = path.read_text()
         ElementTree.fromstring(stored)
         assert "prefers-color-scheme: dark" in stored
         # where names are drawn depends on fonts; what is said of each mark has its figures
-        said = [re.findall(r'aria-label="([^"]+)"', drawing) for drawing in (stored, text)]
-        assert said[0] == said[1], "run `python -m referee.leaderboard --pages`"
+        labels = [re.findall(r'aria-label="([^"]+)"', drawing) for drawing in (stored, text)]
+        assert labels[0] == labels[1], "run `python -m referee.leaderboard --pages`"

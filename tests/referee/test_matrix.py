@@ -31,8 +31,8 @@ def test_positions_and_tokens_are_no_weights():
 
 @pytest.mark.parametrize("method", ["subfedavg", "dmpfl"])
 def test_they_are_not_pruned(method):
-    place = models.__name__
-    data = {"own.data": f"{place}:images", "own.shape": "1x8x8", "model": f"{place}:vision_transformer"}
+    module = models.__name__
+    data = {"own.data": f"{module}:images", "own.shape": "1x8x8", "model": f"{module}:vision_transformer"}
     task = assemble({**KEYS, **data, "method": method}).task
     if method == "dmpfl":
         masked = {part.name for part in masked_parts(task.layout, budgets(task.layout, task.hyper))}

@@ -13,9 +13,9 @@ from sepal.study.record import RunRecord
 
 def test_each_page_equals_what_its_rows_and_template_give():
     """If this fails: python -m referee.pages."""
-    made = pages()
-    assert [path.name for path, text in made.items() if not path.is_file() or path.read_text() != text] == []
-    assert {*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")} <= made.keys()
+    made_pages = pages()
+    assert [path.name for path, text in made_pages.items() if not path.is_file() or path.read_text() != text] == []
+    assert {*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")} <= made_pages.keys()
 
 
 def runs(*rows: list[float]) -> list[RunRecord]:

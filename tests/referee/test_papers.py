@@ -129,15 +129,15 @@ def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) 
     assert "| half − local |" in tables
     assert "| published beside measured, view | accuracy, published | accuracy, measured | accuracy, diff" in tables
     assert "| other, trained | 10.0 | – | – |" in tables
-    found = read(out / "results.ndjson")
-    names = [(one.labels["variant"], one.seed) for one in found]
+    records = read(out / "results.ndjson")
+    names = [(record.labels["variant"], record.seed) for record in records]
     assert names == [("half", 0), ("local", 0), ("half", 1), ("local", 1)]
-    assert found[0].bytes["up"] > 0 == found[1].bytes["up"]
-    assert 0 < found[0].figures["multiply_adds"] < found[1].figures["multiply_adds"]
-    assert set(found[0].clients) >= {"trained", "trained-shift-100", "received-shift-20"}
-    assert found[0].clients["name"] == [f"client-0000{number}" for number in range(3)]
-    assert found[0].figures["method"]["round"] == [1, 2]
-    assert 0 < found[0].figures["method"]["overlap-mean"][0] < 1
+    assert records[0].bytes["up"] > 0 == records[1].bytes["up"]
+    assert 0 < records[0].figures["multiply_adds"] < records[1].figures["multiply_adds"]
+    assert set(records[0].clients) >= {"trained", "trained-shift-100", "received-shift-20"}
+    assert records[0].clients["name"] == [f"client-0000{number}" for number in range(3)]
+    assert records[0].figures["method"]["round"] == [1, 2]
+    assert 0 < records[0].figures["method"]["overlap-mean"][0] < 1
 
     plan.write_text(SMALL.replace('"local"]', '"local", "no-method"]'))
     before = (out / "first-half-seed0" / "summary.json").stat().st_mtime_ns
@@ -147,9 +147,9 @@ def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) 
     assert (out / "first-half-seed0" / "summary.json").stat().st_mtime_ns == before
 
     plan.write_text(SMALL.replace("rounds = 2", "rounds = 3"))
-    other = refused(capsys, *arguments)
+    message = refused(capsys, *arguments)
     expected = "3, as in the plan, got 2; give another --out (in Python out=), or delete"
-    assert f"first-half-seed0: rounds: expected {expected}" in other
+    assert f"first-half-seed0: rounds: expected {expected}" in message
 
     masks = analyse(out / "first-half-seed0")
     similarity = np.array(masks["similarity"])
@@ -160,9 +160,9 @@ def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) 
     assert masks["correlation"]["similarity"] is not None
     kept = {layer["name"]: layer["personal"] for layer in masks["layers"]}
     assert 0 < min(kept.values()) <= max(kept.values()) <= 1
-    found = datasets(read_comparison([str(out / "first-half-seed0")]))
-    assert len(found["masks"]) == 9
-    assert {row["mask"] for row in found["layers"]} == {"personal", "global"}
+    records = datasets(read_comparison([str(out / "first-half-seed0")]))
+    assert len(records["masks"]) == 9
+    assert {row["mask"] for row in records["layers"]} == {"personal", "global"}
     assert "masks" not in datasets(read_comparison([str(out / "first-local-seed0")]))
     with pytest.raises(ConfigError, match="run: expected the directory of a run of dmpfl or subfedavg or pfedgate"):
         analyse(out / "first-local-seed0")
@@ -182,32 +182,34 @@ def having(seed: int = 0, accuracy: Any = None, **figures: Any) -> RunRecord:
 
 def test_figures_over_seeds_and_pairs() -> None:
     """Means .6 and .7: 65.0 ± 7.1 points (ddof 1). Differences 10, 20, 30 over three: 20 ± 4.303·10/√3 = 24.8."""
-    ours = [run_of(0, {"a": 0.5, "b": 0.7, "c": 0.6}), run_of(1, {"a": 0.6, "b": 0.8, "c": 0.7})]
-    theirs = [run_of(0, {"a": 0.4, "b": 0.5, "c": 0.3}), run_of(1, {"a": 0.5, "b": 0.6, "c": 0.4})]
-    assert accuracy(ours, "trained") == "65.0 ± 7.1"
-    assert accuracy(ours[:1], "trained") == "60.0"
-    assert accuracy(ours, "received") == "–"
-    assert difference(ours, theirs, "trained") == "+20.0 [-4.8, +44.8]"
-    assert difference(ours, theirs[1:], "trained") == "+20.0 [-4.8, +44.8]"  # seeds that both have
-    assert difference(ours, theirs, "received") == "–"
+    first_runs = [run_of(0, {"a": 0.5, "b": 0.7, "c": 0.6}), run_of(1, {"a": 0.6, "b": 0.8, "c": 0.7})]
+    second_runs = [run_of(0, {"a": 0.4, "b": 0.5, "c": 0.3}), run_of(1, {"a": 0.5, "b": 0.6, "c": 0.4})]
+    assert accuracy(first_runs, "trained") == "65.0 ± 7.1"
+    assert accuracy(first_runs[:1], "trained") == "60.0"
+    assert accuracy(first_runs, "received") == "–"
+    assert difference(first_runs, second_runs, "trained") == "+20.0 [-4.8, +44.8]"
+    assert difference(first_runs, second_runs[1:], "trained") == "+20.0 [-4.8, +44.8]"  # seeds that both have
+    assert difference(first_runs, second_runs, "received") == "–"
 
 
 def test_a_difference_over_seeds_counts_each_seed_once() -> None:
     """Differences 10, 20, 30 of three seeds, whose clients differ by 0: 20 ± 4.303·10/√3 = 24.8, not 0."""
-    ours = [run_of(seed, dict.fromkeys("abcd", 0.5 + seed / 10)) for seed in range(3)]
-    theirs = [run_of(seed, dict.fromkeys("abcd", 0.4)) for seed in range(4)]
-    assert difference_by_seed(ours, theirs, "trained") == "+20.0 [-4.8, +44.8]"
-    assert difference(ours, theirs, "trained") == "+20.0 [+20.0, +20.0]"
-    assert difference_by_seed(ours[:2], theirs, "trained") == "–"
-    assert difference_by_seed(ours, theirs, "received") == "–"
+    first_runs = [run_of(seed, dict.fromkeys("abcd", 0.5 + seed / 10)) for seed in range(3)]
+    second_runs = [run_of(seed, dict.fromkeys("abcd", 0.4)) for seed in range(4)]
+    assert difference_by_seed(first_runs, second_runs, "trained") == "+20.0 [-4.8, +44.8]"
+    assert difference(first_runs, second_runs, "trained") == "+20.0 [+20.0, +20.0]"
+    assert difference_by_seed(first_runs[:2], second_runs, "trained") == "–"
+    assert difference_by_seed(first_runs, second_runs, "received") == "–"
 
 
 def test_accuracy_by_capacity_is_a_mean_over_seeds_in_each_variants_view() -> None:
     """.5 and .7 of two seeds: 60.0; without clients of a quarter a dash, without any clients no table."""
-    ours = [having(by_capacity={"0-0.25": {"kept": {"mean": 0.1}, "trained": {"mean": mean}}}) for mean in (0.5, 0.7)]
-    theirs = [having(by_capacity={"0.75-1": {"received": {"mean": 0.9}, "trained": {"mean": 0.2}}})]
+    capacity_runs = [
+        having(by_capacity={"0-0.25": {"kept": {"mean": 0.1}, "trained": {"mean": mean}}}) for mean in (0.5, 0.7)
+    ]
+    other_runs = [having(by_capacity={"0.75-1": {"received": {"mean": 0.9}, "trained": {"mean": 0.2}}})]
     views = {"ours": "trained", "theirs": "received", "old": "kept"}
-    header, rows = by_capacity({"ours": ours, "theirs": theirs, "old": [having()]}, "deployed", views)
+    header, rows = by_capacity({"ours": capacity_runs, "theirs": other_runs, "old": [having()]}, "deployed", views)
     assert header == ["deployed by capacity", "0-0.25", "0.75-1"]
     assert rows == [["ours", "60.0", "–"], ["theirs", "–", "90.0"], ["old", "–", "–"]]
     assert by_capacity({"old": [having()]}, "deployed", views)[1] == []
@@ -216,8 +218,12 @@ def test_accuracy_by_capacity_is_a_mean_over_seeds_in_each_variants_view() -> No
 def test_the_tables_of_a_plan_have_it():
     """The largest ε of a variant's seeds; none where one of them has none."""
     settings = {"clip": 1.0, "noise": 2.0, "delta": 1e-5}
-    found = [{**settings, "epsilon": e, "epsilon_zero_out": e and e / 3, "uploads": 4} for e in (1.0, 3.0, None)]
-    groups = {"plain": [having()], "two": [having(privacy=one) for one in found[:2]], "odd": [having(privacy=found[2])]}
+    budgets = [{**settings, "epsilon": e, "epsilon_zero_out": e and e / 3, "uploads": 4} for e in (1.0, 3.0, None)]
+    groups = {
+        "plain": [having()],
+        "two": [having(privacy=budget) for budget in budgets[:2]],
+        "odd": [having(privacy=budgets[2])],
+    }
     assert list(privacy_table(groups)[1]) == [
         ["two", "1", "2", "1e-05", "3", "1", "4"],
         ["odd", "1", "2", "1e-05", "none", "none", "4"],
@@ -226,8 +232,8 @@ def test_the_tables_of_a_plan_have_it():
 
 def test_clients_own_figures_novel_clients_and_running_totals() -> None:
     """Shares .2 and .4 of one seed, .6 of another: .4. Novel clients are apart. paper-cost of rounds adds up."""
-    own = [having(own={"name": ["a", "b"], "share": [0.2, 0.4]}), having(own={"name": ["a"], "share": [0.6]})]
-    header, rows = of_the_clients({"gate": own, "local": [having()]})
+    gate_runs = [having(own={"name": ["a", "b"], "share": [0.2, 0.4]}), having(own={"name": ["a"], "share": [0.6]})]
+    header, rows = of_the_clients({"gate": gate_runs, "local": [having()]})
     assert header[1:] == ["share"]
     assert rows == [["gate", "0.4 (0.2 to 0.6)"]]
     trained = [{"trained": {"mean": mean}, "received": None, "pooled": None} for mean in (0.8, 0.7)]
@@ -266,13 +272,13 @@ def test_the_grid_of_trials_stands_on_the_page(tmp_path: Path) -> None:
     """Validation accuracy by variant and rate, mean over seeds; a trial at 1 has none, as where training diverged."""
     text = SMALL[: SMALL.index("seeds")] + "seeds = [0, 1]\ngrid = { lr = [0.1, 1.0] }\n"
     plan = read_plan(plan_file(tmp_path, text))
-    found = {"first-lr_0.1-half-seed0": RunRecord(validation={"received": 0.9, "trained": 0.7})}
+    trials = {"first-lr_0.1-half-seed0": RunRecord(validation={"received": 0.9, "trained": 0.7})}
     for name, value in (("0.1-local-seed0", 0.375), ("0.1-local-seed1", 0.625), ("1.0-local-seed0", 0.625)):
-        found[f"first-lr_{name}"] = RunRecord(validation={"trained": value})
-    made = list(trial_tables(plan, "first", found))
-    assert "| validation, % | lr = 0.1 | lr = 1.0 |" in made
-    assert "| half | **70.0** | – |" in made
-    assert "| local | 50.0 | **62.5** |" in made
+        trials[f"first-lr_{name}"] = RunRecord(validation={"trained": value})
+    page_lines = list(trial_tables(plan, "first", trials))
+    assert "| validation, % | lr = 0.1 | lr = 1.0 |" in page_lines
+    assert "| half | **70.0** | – |" in page_lines
+    assert "| local | 50.0 | **62.5** |" in page_lines
 
 
 def test_a_methods_own_figures_by_round() -> None:
@@ -286,8 +292,8 @@ def test_a_methods_own_figures_by_round() -> None:
 
 def test_two_clients_give_a_difference_without_an_interval() -> None:
     """One degree of freedom: its interval is 12.7 standard errors wide, which says nothing."""
-    ours, theirs = [run_of(0, {"a": 0.5, "b": 0.7})], [run_of(0, {"a": 0.4, "b": 0.5})]
-    assert difference(ours, theirs, "trained") == "+15.0"
+    first_runs, second_runs = [run_of(0, {"a": 0.5, "b": 0.7})], [run_of(0, {"a": 0.4, "b": 0.5})]
+    assert difference(first_runs, second_runs, "trained") == "+15.0"
 
 
 def test_a_block_s_tables_say_what_is_missing_and_where_the_runs_are_from(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ def record(error):
     try:
         raise error
     except Exception as raised:
-        found = (type(raised), raised, raised.__traceback__)
-    return logging.LogRecord("flwr", logging.ERROR, "", 0, "%s raised an exception", ("ServerApp",), found)
+        exc_info = (type(raised), raised, raised.__traceback__)
+    return logging.LogRecord("flwr", logging.ERROR, "", 0, "%s raised an exception", ("ServerApp",), exc_info)
 
 
 def test_an_error_of_sepal_is_one_line_and_others_keep_their_traceback():
-    ours, others = record(ConfigError("out", "a directory", "/proc")), record(ZeroDivisionError("no"))
-    assert OneLine().filter(ours)
+    sepal_record, others = record(ConfigError("out", "a directory", "/proc")), record(ZeroDivisionError("no"))
+    assert OneLine().filter(sepal_record)
     assert OneLine().filter(others)
-    assert logging.Formatter().format(ours) == "sepal: out: expected a directory, got '/proc'".replace("'", "")
+    assert logging.Formatter().format(sepal_record) == "sepal: out: expected a directory, got '/proc'".replace("'", "")
     assert "Traceback" in logging.Formatter().format(others)

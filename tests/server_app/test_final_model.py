@@ -36,14 +36,14 @@ HERE = {"own.data": f"{__name__}:load", "own.shape": "4", "own.classes": 2, "mod
 KEYS = {"dataset": "own", "clients": 3, "lr": 0.02, "batch-size": 16, "evaluate-every": 2, **HERE}
 
 
-def run(method, place, name, **more):
-    prepared = prepare({**KEYS, "method": method, "out": str(place), "name": name, **more}, place)
+def run(method, directory, name, **more):
+    prepared = prepare({**KEYS, "method": method, "out": str(directory), "name": name, **more}, directory)
     execute(prepared, 1)
-    return sepal.load(place / name, code=[f"{__name__}:load", f"{__name__}:build"])
+    return sepal.load(directory / name, code=[f"{__name__}:load", f"{__name__}:build"])
 
 
-def last(found):
-    return {client["name"]: (client["received"], client["kept"]) for client in found.stored.lines[-1]["clients"]}
+def last(stored_run):
+    return {client["name"]: (client["received"], client["kept"]) for client in stored_run.stored.lines[-1]["clients"]}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "ditto", "local", "fedadam", "fedper"])
@@ -64,11 +64,11 @@ def test_the_closing_round_evaluates_the_models_of_the_best_round_bit_for_bit(me
 
 
 def test_a_run_in_memory_closes_with_the_best_models_too():
-    found = closing({**KEYS, "method": "fedavg", "rounds": ROUNDS}, **{"final-model": "best"})
-    assert found.record.best_round == 2
+    best_run = closing({**KEYS, "method": "fedavg", "rounds": ROUNDS}, **{"final-model": "best"})
+    assert best_run.record.best_round == 2
     short = closing({**KEYS, "method": "fedavg", "rounds": 1})
     losses = [
-        {n: reply.metrics["received.loss"] for n, reply in each.record.replies.items()} for each in (found, short)
+        {n: reply.metrics["received.loss"] for n, reply in ended.record.replies.items()} for ended in (best_run, short)
     ]
     assert losses[0] == losses[1]
 
@@ -124,17 +124,17 @@ def test_a_run_that_deployed_its_last_models_deploys_the_best_if_asked_and_the_l
 ):
     """The states of the best round are kept beside the last ones, of the server and of each client."""
     keys = {"rounds": ROUNDS, "checkpoint-every": checkpoint_every}
-    asked = run(method, tmp_path, "asked", **keys)
-    whole = last(asked)
-    assert "best_round" not in asked.summary
+    continued = run(method, tmp_path, "asked", **keys)
+    whole = last(continued)
+    assert "best_round" not in continued.summary
     best = run(method, tmp_path, "best", **keys, **{"final-model": "best"})
-    asked = run(method, tmp_path, "asked", **keys, **{"final-model": "best"})
-    assert asked.summary["best_round"] == 2
-    assert last(asked) == last(best) != whole
-    assert asked.summary["clients_sha256"] == best.summary["clients_sha256"]
-    assert asked.summary["bytes"] == best.summary["bytes"], "the closing round counts once"
-    asked = run(method, tmp_path, "asked", **keys)
-    assert (last(asked), "best_round" in asked.summary) == (whole, False)
+    continued = run(method, tmp_path, "asked", **keys, **{"final-model": "best"})
+    assert continued.summary["best_round"] == 2
+    assert last(continued) == last(best) != whole
+    assert continued.summary["clients_sha256"] == best.summary["clients_sha256"]
+    assert continued.summary["bytes"] == best.summary["bytes"], "the closing round counts once"
+    continued = run(method, tmp_path, "asked", **keys)
+    assert (last(continued), "best_round" in continued.summary) == (whole, False)
 
 
 def test_states_between_the_best_and_the_newest_are_not_kept(tmp_path):
@@ -174,7 +174,7 @@ def test_where_no_best_model_can_be_known_it_is_refused(more, tmp_path):
         prepare({**KEYS, "final-model": "best", **more}, tmp_path)
 
 
-@pytest.mark.parametrize("store", [lambda place: DiskRunStore(place, dict), lambda place: MemoryRunStore()])
+@pytest.mark.parametrize("store", [lambda directory: DiskRunStore(directory, dict), lambda directory: MemoryRunStore()])
 def test_clients_keep_the_versions_of_the_best_state_and_an_undone_one_is_forgotten(store, tmp_path):
     store, state = store(tmp_path), RunState("0" * 32, 0, {})
     versions = {round: {"a": version(round, "", "d", "u")} for round in range(1, 9)}

@@ -42,7 +42,7 @@ RENEWED = [
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def own_method(tmp_path, monkeypatch):
     (tmp_path / "methods_of_a_test.py").write_text(OWN)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(registry, "_loaded", {})
@@ -84,7 +84,7 @@ def run_of_before(request, tmp_path):
         del keys["method"]
     with RunDirectory(tmp_path / "before", assemble({**keys, key: value}), "in-process") as directory:
         stored = stored_config(directory.path)
-    config = {name: each for name, each in stored.items() if name != key}
+    config = {name: entry for name, entry in stored.items() if name != key}
     (tmp_path / "before" / "config.toml").write_text(tomli_w.dumps(config))
     (tmp_path / "before" / "metrics.jsonl").write_text("{}\n")
     return key, value, keys, tmp_path / "before"

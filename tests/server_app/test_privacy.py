@@ -65,21 +65,21 @@ def test_no_release_costs_nothing():
 
 def test_a_clients_epsilon_is_of_the_rounds_that_it_took_part_in():
     """Any other data is two clips away, no update one: half the noise multiplier, and the multiplier itself."""
-    found = privacy(config(), ("",), {"a": {"": 3}, "b": {"": 1}})
-    assert found["clients"]["a"] == {
+    spent = privacy(config(), ("",), {"a": {"": 3}, "b": {"": 1}})
+    assert spent["clients"]["a"] == {
         "uploads": 3,
         "epsilon": epsilon(1.0, 3, 1e-5),
         "epsilon_zero_out": epsilon(2.0, 3, 1e-5),
     }
-    assert found["clients"]["b"]["epsilon"] == epsilon(1.0, 1, 1e-5) < found["epsilon"]
-    assert (found["epsilon"], found["uploads"]) == (found["clients"]["a"]["epsilon"], 3)
+    assert spent["clients"]["b"]["epsilon"] == epsilon(1.0, 1, 1e-5) < spent["epsilon"]
+    assert (spent["epsilon"], spent["uploads"]) == (spent["clients"]["a"]["epsilon"], 3)
 
 
 def test_there_is_no_epsilon_where_an_upload_has_no_noise():
-    found = privacy(config(), ("2a",), {"a": {"2a": 3, "1": 2}, "b": {"1": 1}})
-    assert (found["epsilon"], found["epsilon_zero_out"], found["not_noised"]) == (None, None, {"1": 3})
-    assert found["reason"] == "some uploads have no noise: 3 in phase 1"
-    assert privacy_line({"privacy": found}).endswith("no ε: some uploads have no noise: 3 in phase 1")
+    spent = privacy(config(), ("2a",), {"a": {"2a": 3, "1": 2}, "b": {"1": 1}})
+    assert (spent["epsilon"], spent["epsilon_zero_out"], spent["not_noised"]) == (None, None, {"1": 3})
+    assert spent["reason"] == "some uploads have no noise: 3 in phase 1"
+    assert privacy_line({"privacy": spent}).endswith("no ε: some uploads have no noise: 3 in phase 1")
 
 
 def test_clipping_alone_has_no_epsilon_and_no_clip_no_entry():
@@ -108,14 +108,14 @@ def test_the_summary_has_it(method, reason, tmp_path):
     with RunDirectory(tmp_path / "run", assembly, "in-process") as directory:
         run_in_process(assembly, store=directory.store(), observers=[directory])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    found = summary["privacy"]
-    assert found["reason"].startswith(reason)
-    assert (found["epsilon"] is None) is bool(reason)
-    sent = sum(client["uploads"] for client in found["clients"].values()) + sum(found["not_noised"].values())
+    spent = summary["privacy"]
+    assert spent["reason"].startswith(reason)
+    assert (spent["epsilon"] is None) is bool(reason)
+    sent = sum(client["uploads"] for client in spent["clients"].values()) + sum(spent["not_noised"].values())
     assert sent == (6 if method == "fedpse" else sent)
     if not reason:
-        assert found["epsilon"] == epsilon(1.0, found["uploads"], 1e-5)
-        assert f"ε = {found['epsilon']:.3g} for" in privacy_line(summary)
+        assert spent["epsilon"] == epsilon(1.0, spent["uploads"], 1e-5)
+        assert f"ε = {spent['epsilon']:.3g} for" in privacy_line(summary)
         assert privacy_line(summary).endswith("simulated: the noise came from the seed")
     shown = io.StringIO()
     print_run(Console(file=shown, width=200), read_run(tmp_path / "run"))
@@ -129,5 +129,5 @@ def test_the_table_of_the_docs_is_computed():
     rows = re.findall(r"^\| ([\d.]+) \| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
     assert len(rows) >= 6
     for z, n, *figures in rows:
-        found = [epsilon(factor * float(z), int(n), 1e-5) for factor in (0.5, 1, 7)]
-        assert figures == [f"{one:.3g}" if one < 1000 else f"{one:,.0f}" for one in found], z
+        epsilons = [epsilon(factor * float(z), int(n), 1e-5) for factor in (0.5, 1, 7)]
+        assert figures == [f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in epsilons], z

@@ -190,19 +190,19 @@ sys.stdin.read()
 def test_two_processes_cannot_have_one_directory_open(tmp_path, assembly, monkeypatch):
     monkeypatch.setattr(run_directory, "LOCK_PATIENCE", 0.1)
     root = Path(__file__).resolve().parents[2]
-    other = subprocess.Popen(
+    holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        assert other.stdout.readline() == b"held\n"
+        assert holder.stdout.readline() == b"held\n"
         with pytest.raises(StateError, match="expected no other process that runs it"):
             RunDirectory(tmp_path, assembly, "in-process")
         monkeypatch.setattr(run_directory, "LOCK_PATIENCE", 30)  # the other may need a moment to end
-        Timer(0.3, other.kill).start()
+        Timer(0.3, holder.kill).start()
         RunDirectory(tmp_path, assembly, "in-process").close()
     finally:
-        other.kill()
-        other.communicate()
+        holder.kill()
+        holder.communicate()
 
 
 # metrics.jsonl, ledger.jsonl

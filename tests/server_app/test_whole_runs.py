@@ -77,19 +77,19 @@ def test_a_whole_run_leaves_everything(finished):
 def test_the_ledgers_sums_are_the_summarys_bytes(finished):
     summary, entries = stored_summary(finished), lines(finished / "ledger.jsonl")
     for direction in ("up", "down"):
-        mine = [row for row in entries if row["direction"] == direction]
-        training = [row for row in mine if row["purpose"] == "training"]
+        of_direction = [row for row in entries if row["direction"] == direction]
+        training = [row for row in of_direction if row["purpose"] == "training"]
         assert summary["bytes"][direction] == sum(row["payload"] for row in training) > 0
         assert summary["bytes"][f"{direction}_dense"] == sum(row["dense"] for row in training)
-        assert summary["bytes"]["total"][direction] == sum(row["payload"] for row in mine)
+        assert summary["bytes"]["total"][direction] == sum(row["payload"] for row in of_direction)
         purposes = summary["bytes"]["purposes"].values()
         assert summary["bytes"]["total"][f"{direction}_message"] == sum(p[f"{direction}_message"] for p in purposes)
 
 
 def test_the_summary_says_what_ran(finished, keys):
     summary = stored_summary(finished)
-    wanted = {"method": "fedavg", "dataset": "digits", "engine": "in-process", "rounds": 3, "seed": 0, "clients": 3}
-    assert {key: summary[key] for key in wanted} == wanted
+    settings = {"method": "fedavg", "dataset": "digits", "engine": "in-process", "rounds": 3, "seed": 0, "clients": 3}
+    assert {key: summary[key] for key in settings} == settings
     assert (summary["name"], summary["complete"], summary["model_round"]) == ("whole", True, 3)
     for view in CLOSING_VIEWS:
         figures = summary["accuracy"][view]
@@ -263,19 +263,19 @@ def test_every_field_is_documented(finished, stopped):
 
 def test_a_complete_run_is_extended_by_more_rounds(finished, tmp_path, keys):
     """It ends like a run that had so many rounds from the start, and trains no round twice."""
-    path, seen = tmp_path / "whole", []
+    path, rounds = tmp_path / "whole", []
 
     class Seen(KillAt):
         def round(self, progress, record, line):
-            seen.append(progress.round)
+            rounds.append(progress.round)
 
     shutil.copytree(finished, path)
     complete(path, assemble({**keys, "rounds": 5, "method": "fedavg"}), Seen(0))
-    assert seen == [4, 5, 6], "round 4 was the closing one"
+    assert rounds == [4, 5, 6], "round 4 was the closing one"
     straight = complete(tmp_path / "straight", assemble({**keys, "rounds": 5, "method": "fedavg"}))
-    longer, wanted = stored_summary(path), stored_summary(straight)
+    longer, straight_summary = stored_summary(path), stored_summary(straight)
     for key in ("rounds", "weights_sha256", "clients_sha256", "accuracy"):
-        assert longer[key] == wanted[key], key
+        assert longer[key] == straight_summary[key], key
     assert read_run(path).config["rounds"] == 5
     with pytest.raises(ConfigError, match="rounds: expected 5, with which the run whole was started, got 4"):
         RunDirectory(path, assemble({**keys, "rounds": 4, "method": "fedavg"}), "in-process")

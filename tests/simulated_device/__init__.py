@@ -35,13 +35,13 @@ def built() -> Path:
     command += [f"-I{torch_dir / 'include'}", f"-I{torch_dir / 'include/torch/csrc/api/include'}", str(SOURCE)]
     command += [f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_dir / 'lib'}"]
     key = hashlib.sha256(f"{command}|{torch.__version__}|{SOURCE.read_text()}".encode()).hexdigest()[:16]
-    found = BUILD / f"{key}.so"
-    if not found.exists():
+    library = BUILD / f"{key}.so"
+    if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         scratch = BUILD / f"{key}.{os.getpid()}"
         subprocess.run([*command, "-o", str(scratch)], check=True)
-        scratch.replace(found)
-    return found
+        scratch.replace(library)
+    return library
 
 
 class Sim(ModuleType):

@@ -83,30 +83,30 @@ def watched(waits, strict):
 
 def arrays(strategy):
     """All numbers that a run ended with: the server's state and the accuracies of all views."""
-    found, _ = flatten(strategy.progress.server)
-    return {name: np.asarray(value) for name, value in found.items()}
+    tensors, _ = flatten(strategy.progress.server)
+    return {name: np.asarray(value) for name, value in tensors.items()}
 
 
-def assert_close(here, there):
+def assert_close(cpu_run, device_run):
     """Compare the numbers that two runs ended with; return the largest difference."""
-    ours, theirs = arrays(here), arrays(there)
-    assert ours.keys() == theirs.keys()
+    cpu_arrays, device_arrays = arrays(cpu_run), arrays(device_run)
+    assert cpu_arrays.keys() == device_arrays.keys()
     worst = 0.0
-    for key, value in ours.items():
+    for key, value in cpu_arrays.items():
         if value.dtype.kind == "f" and value.size:
-            worst = max(worst, float(np.abs(value - theirs[key]).max()))
+            worst = max(worst, float(np.abs(value - device_arrays[key]).max()))
             rtol, atol = (1e-4, 1e-5) if DEVICE == SIM else (1e-3, 1e-4)
-            np.testing.assert_allclose(theirs[key], value, rtol=rtol, atol=atol, err_msg=key)
+            np.testing.assert_allclose(device_arrays[key], value, rtol=rtol, atol=atol, err_msg=key)
         else:
-            np.testing.assert_array_equal(theirs[key], value, err_msg=key)
+            np.testing.assert_array_equal(device_arrays[key], value, err_msg=key)
     return worst
 
 
-def assert_sane(here, there):
+def assert_sane(cpu_run, device_run):
     """Compare only which numbers there are; all have to be finite."""
-    ours, theirs = arrays(here), arrays(there)
-    assert ours.keys() == theirs.keys()
-    assert all(np.isfinite(value).all() for value in theirs.values() if value.dtype.kind == "f")
+    cpu_arrays, device_arrays = arrays(cpu_run), arrays(device_run)
+    assert cpu_arrays.keys() == device_arrays.keys()
+    assert all(np.isfinite(value).all() for value in device_arrays.values() if value.dtype.kind == "f")
     return 0.0
 
 
@@ -126,22 +126,22 @@ def on_device(flat_keys, directory):
 
 def compare_exports(keys, directory):
     """Compare what a client's stored model says on the device and on the CPU; return whether it can be exported."""
-    found = []
+    outcomes = []
     for device in ("cpu", DEVICE):
         try:
-            found.append(client_model(directory, keys, "client-00001", device))
+            outcomes.append(client_model(directory, keys, "client-00001", device))
         except ConfigError as error:
-            found.append(str(error))
-    here, there = found
-    if isinstance(here, str) or isinstance(there, str):
-        assert here == there
+            outcomes.append(str(error))
+    on_cpu, on_device_copy = outcomes
+    if isinstance(on_cpu, str) or isinstance(on_device_copy, str):
+        assert on_cpu == on_device_copy
         return False
     close = 1 if DEVICE == SIM else 10
-    np.testing.assert_allclose(there.logits, here.logits, rtol=close * 1e-4, atol=close * 1e-5)
-    for ours, theirs in zip(here.networks, there.networks, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name, value in ours.items():
-            np.testing.assert_array_equal(theirs[name], value)
+    np.testing.assert_allclose(on_device_copy.logits, on_cpu.logits, rtol=close * 1e-4, atol=close * 1e-5)
+    for cpu_network, device_network in zip(on_cpu.networks, on_device_copy.networks, strict=True):
+        assert cpu_network.keys() == device_network.keys()
+        for name, value in cpu_network.items():
+            np.testing.assert_array_equal(device_network[name], value)
     return True
 
 
@@ -149,12 +149,12 @@ def compare(name):
     """Return the error of a case, or an empty text, and its figures."""
     keys = flat(name, **SMALL, **{"evaluate.shift": True})
     begun, waits, plain = time.process_time(), [], Trainer.batches
-    here = run_in_process(assemble({**keys, "device": "cpu"}))
+    cpu_run = run_in_process(assemble({**keys, "device": "cpu"}))
     between = time.process_time()
     Trainer.batches = watched(waits, name not in WAITS)
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            there = on_device(keys, Path(scratch))
+            device_run = on_device(keys, Path(scratch))
             exported = compare_exports(keys, Path(scratch))
     finally:
         Trainer.batches = plain
@@ -162,27 +162,33 @@ def compare(name):
     assert waits, "no step was watched"
     most = max(map(len, waits))
     assert most <= WAITS.get(name, 0), max(waits, key=len)
-    worst = assert_sane(here, there) if name in ROUNDED and DEVICE != SIM else assert_close(here, there)
-    views = {v: a and a["mean"] for v, a in here.report.accuracy.items()}
+    worst = assert_sane(cpu_run, device_run) if name in ROUNDED and DEVICE != SIM else assert_close(cpu_run, device_run)
+    views = {v: a and a["mean"] for v, a in cpu_run.report.accuracy.items()}
     if DEVICE == SIM:  # elsewhere one example may be rounded to another class
-        assert views == {v: a and a["mean"] for v, a in there.report.accuracy.items()}
+        assert views == {v: a and a["mean"] for v, a in device_run.report.accuracy.items()}
     figures = {"cpu": between - begun, "device": time.process_time() - between, "worst": worst, "exported": exported}
     return {**figures, "waits": most, "steps": len(waits)}
 
 
 def check_mixes():
     """Each mix of devices, and each wait in a step, is refused; so a method that passes has none."""
-    x, here = torch.randn(4, 3).to(DEVICE), torch.randn(4, 3)
-    other, rows, module = here.to("sim:0"), torch.tensor([0, 2]), torch.nn.Linear(3, 2).to(DEVICE)
+    x, cpu_tensor = torch.randn(4, 3).to(DEVICE), torch.randn(4, 3)
+    sim_tensor, rows, module = cpu_tensor.to("sim:0"), torch.tensor([0, 2]), torch.nn.Linear(3, 2).to(DEVICE)
     mixes = [
-        *(lambda: x + here, lambda: here + x, lambda: x + other, lambda: x.add_(here), lambda: torch.cat([x, here])),
-        *(lambda: module(here), lambda: module(other), lambda: x[rows], lambda: here[rows.to(DEVICE)]),
-        *(lambda: torch.where(x > 0, here, x), lambda: torch.stack([x, other]), x.numpy),
+        *(
+            lambda: x + cpu_tensor,
+            lambda: cpu_tensor + x,
+            lambda: x + sim_tensor,
+            lambda: x.add_(cpu_tensor),
+            lambda: torch.cat([x, cpu_tensor]),
+        ),
+        *(lambda: module(cpu_tensor), lambda: module(sim_tensor), lambda: x[rows], lambda: cpu_tensor[rows.to(DEVICE)]),
+        *(lambda: torch.where(x > 0, cpu_tensor, x), lambda: torch.stack([x, sim_tensor]), x.numpy),
     ]
     waits = [
-        *(lambda: x.sum().item(), x.cpu, lambda: x[x > 0], lambda: here.to(DEVICE), lambda: float(x[0, 0])),
+        *(lambda: x.sum().item(), x.cpu, lambda: x[x > 0], lambda: cpu_tensor.to(DEVICE), lambda: float(x[0, 0])),
         *(x.tolist, x.nonzero, lambda: torch.tensor([1.0], device=DEVICE)),
-        *(lambda: bool((x > 0).any()), lambda: x.copy_(here)),
+        *(lambda: bool((x > 0).any()), lambda: x.copy_(cpu_tensor)),
     ]
     passed = [f"mix {number}" for number, mix in enumerate(mixes) if not refused(mix)]
     torch.ops.sepal_sim.strict(True)
@@ -247,9 +253,9 @@ def check_at_once():
 
     def watched_train(self):
         self.watched = True
-        found = train(self)
+        result = train(self)
         trained.append(len(self.jobs))  # not if it fails: then they train one by one, silently
-        return found
+        return result
 
     train, stacked._Stack.watched = stacked._Stack.train, False
     stacked._Stack.losses, stacked._Stack._write, stacked._Stack.train = watched_losses, unwatched_write, watched_train
@@ -257,10 +263,10 @@ def check_at_once():
     try:
         for name in ("fedavg", "fedprox", "ditto", "fedpse", "subfedavg", "dmpfl"):
             trained.clear()
-            here = run_in_process(assemble(flat(name, **keys, device="cpu")))
+            cpu_run = run_in_process(assemble(flat(name, **keys, device="cpu")))
             assert not trained
-            there = {**flat(name, **keys), "device": DEVICE, "engine.batch": 2}
-            assert_close(here, run_in_process(assemble(there)))
+            batched_keys = {**flat(name, **keys), "device": DEVICE, "engine.batch": 2}
+            assert_close(cpu_run, run_in_process(assemble(batched_keys)))
             assert 2 in trained, name
     finally:
         refuse_waits(False)
@@ -290,18 +296,18 @@ def check_captured():
 
     def counted_end(self, *args):
         events()
-        found = plain(self, *args)
+        result = plain(self, *args)
         counts.add((name, len(events())))
-        return found
+        return result
 
     Program.end = counted_end
     try:
         for name in CAPTURED:
             keys = flat(name, **SMALL, **{"momentum": 0.9, "local-epochs": 2})
-            here = run_in_process(assemble({**keys, "device": "cpu"}))
+            cpu_run = run_in_process(assemble({**keys, "device": "cpu"}))
             with capturing(watched_step) if DEVICE == SIM else nullcontext():
-                there = run_in_process(assemble({**keys, "device": DEVICE, "engine.capture": True}))
-            assert_close(here, there)
+                captured_run = run_in_process(assemble({**keys, "device": DEVICE, "engine.capture": True}))
+            assert_close(cpu_run, captured_run)
     finally:
         Program.end = plain
     if DEVICE == SIM:  # FedDST asks for its last batch
@@ -317,7 +323,7 @@ CHECKS |= {"at once": check_at_once, "captured": check_captured}
 def main(out, device=SIM, *names):
     """Make all checks and compare all cases; on a real device only what does not need the simulated one."""
     global DEVICE
-    DEVICE, found = device, {}
+    DEVICE, figures_of = device, {}
     if device == SIM:
         load()
     else:  # so that it computes as exactly as the CPU
@@ -325,11 +331,11 @@ def main(out, device=SIM, *names):
     for name in names or ((*CHECKS, *CASES) if device == SIM else ("at once", "captured", *CASES)):
         try:
             figures = (CHECKS[name]() or {}) if name in CHECKS else compare(name)
-            found[name] = {"error": "", **figures}
+            figures_of[name] = {"error": "", **figures}
         except Exception:  # the run's own, or what a client raised, which the server only counts
             refuse_waits(False)
-            found[name] = {"error": traceback.format_exc()}
-        Path(out).write_text(json.dumps(found))
+            figures_of[name] = {"error": traceback.format_exc()}
+        Path(out).write_text(json.dumps(figures_of))
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ def model(strategy):
     return strategy.algorithm.model(strategy.progress.server)
 
 
-def assert_same_model(ours, theirs, atol=0.0):
+def assert_same_model(run, reference, atol=0.0):
     """The same global model, bit for bit or to a tolerance, after something was trained."""
-    a, b, start = model(ours), model(theirs), theirs.task.weights
+    a, b, start = model(run), model(reference), reference.task.weights
     assert list(a) == list(b)
     for name in b:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=atol)

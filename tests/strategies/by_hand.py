@@ -24,7 +24,7 @@ def gradients(w, rows, x, target, scale=1.0, absent=()):
     slope = (softmax(z) - target) / len(x)
     slope[:, list(absent)] = 0
     back = (slope @ w["fc2.weight"][:, rows]) * (before > 0) / scale
-    found = {name: np.zeros_like(value) for name, value in w.items()}
-    found["fc1.weight"][rows], found["fc1.bias"][rows] = back.T @ x, back.sum(0)
-    found["fc2.weight"][:, rows], found["fc2.bias"] = slope.T @ h, slope.sum(0)
-    return found, z
+    slopes = {name: np.zeros_like(value) for name, value in w.items()}
+    slopes["fc1.weight"][rows], slopes["fc1.bias"][rows] = back.T @ x, back.sum(0)
+    slopes["fc2.weight"][:, rows], slopes["fc2.bias"] = slope.T @ h, slope.sum(0)
+    return slopes, z

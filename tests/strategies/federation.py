@@ -54,12 +54,12 @@ class Federation:
         nodes = [Node(number, 4, capacity=capacity) for number, capacity in enumerate(capacities)]
         self.hosts = [build_host(self.shared, node, "run", ScratchStore()) for node in nodes]
         self.states = [host.algorithm.init() for host in self.hosts]
-        self.met = set()
+        self.welcomed = set()
 
     def download(self, state, number, plan):
         """What a client gets."""
         host = self.hosts[number]
-        make = self.server.download if number in self.met else self.server.newcomer
+        make = self.server.download if number in self.welcomed else self.server.newcomer
         return unseal(seal(make(state, host.info, plan)), host.algorithm.download_schema(self.states[number], plan))
 
     def trained(self, state, number, plan):
@@ -73,5 +73,5 @@ class Federation:
         """The server's state and metrics after a round with all clients, or those in ``who``."""
         plan, numbers = self.server.plan(round), range(len(self.hosts)) if who is None else who
         uploads = Sent(self.trained(state, number, plan) for number in numbers)
-        self.met |= set(numbers)
+        self.welcomed |= set(numbers)
         return self.server.aggregate(state, uploads, plan)

@@ -18,10 +18,10 @@ def decomposed(width=1.0, name="digits-cnn", shape=(1, 8, 8), classes=10):
     return Decomposed(models.build(name, shape, classes).to("meta"), shape, width)
 
 
-def step(made, state, uploads, rate=0.2, clip=1.0, rounded=np.copy, absorb=math.inf):
+def step(hypernetwork, state, uploads, rate=0.2, clip=1.0, rounded=np.copy, absorb=math.inf):
     """A step at other settings than the hypernetwork's."""
-    made.hyper = made.hyper.model_copy(update={"rate": rate, "clip": clip, "absorb": absorb})
-    return made.step(state, uploads, rounded)
+    hypernetwork.hyper = hypernetwork.hyper.model_copy(update={"rate": rate, "clip": clip, "absorb": absorb})
+    return hypernetwork.step(state, uploads, rounded)
 
 
 def shapes(width):
@@ -30,8 +30,8 @@ def shapes(width):
 
 def network(hyper=SMALL, clients=("a", "b", "c")):
     full = Decomposed(models.build("digits-cnn", (1, 8, 8), 10), (1, 8, 8))
-    made = Hypernetwork(full.personal, 7, hyper)
-    return made, made.join(made.init(initial_weights(full, 7)), clients)
+    hypernetwork = Hypernetwork(full.personal, 7, hyper)
+    return hypernetwork, hypernetwork.join(hypernetwork.init(initial_weights(full, 7)), clients)
 
 
 def stirred(state, seed=0, scale=0.3):

@@ -17,13 +17,13 @@ def bytes_of(records: RecordDict) -> bytes:
 
 def record_messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RecordDict, RecordDict]]:
     """Return a list that gets each order and reply of the runs that follow."""
-    found: list[tuple[RecordDict, RecordDict]] = []
+    messages: list[tuple[RecordDict, RecordDict]] = []
     answer = ClientHost.answer
 
     def recorded(host: ClientHost, records: RecordDict) -> RecordDict:
         reply = answer(host, records)
-        found.append((records, reply))
+        messages.append((records, reply))
         return reply
 
     monkeypatch.setattr(ClientHost, "answer", recorded)
-    return found
+    return messages

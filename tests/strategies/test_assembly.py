@@ -84,8 +84,8 @@ def test_of_a_torch_file_the_error_says_how_to_convert_it(tmp_path):
     torch.save(module.state_dict(), tmp_path / "c.pt")
     with pytest.raises(ConfigError) as refused:
         assemble({**BN, "initial-weights": str(tmp_path / "c.pt")})
-    found = re.search(r"expected a safetensors file: (\S.*\)) writes one, got", str(refused.value))
-    eval(found[1], {"torch": torch, "safetensors": safetensors})
+    suggestion = re.search(r"expected a safetensors file: (\S.*\)) writes one, got", str(refused.value))
+    eval(suggestion[1], {"torch": torch, "safetensors": safetensors})
     weights = assemble({**BN, "initial-weights": str(tmp_path / "c.safetensors")}).task.weights
     np.testing.assert_array_equal(weights["fc2.weight"], module.get_parameter("fc2.weight").detach().numpy())
 

@@ -128,9 +128,9 @@ def test_rounds_2_12_and_so_on_of_the_first_half_readjust_by_a_constant_fraction
 
 
 def test_keeping_everything_is_fedavg_bit_for_bit():
-    ours, theirs = run("feddst", **{"feddst.keep": 1.0, "feddst.fraction": 0.0}), run("fedavg")
-    assert_same_model(ours, theirs)
-    assert ours.report.accuracy == theirs.report.accuracy
+    feddst_run, fedavg_run = run("feddst", **{"feddst.keep": 1.0, "feddst.fraction": 0.0}), run("fedavg")
+    assert_same_model(feddst_run, fedavg_run)
+    assert feddst_run.report.accuracy == fedavg_run.report.accuracy
 
 
 def test_a_mask_costs_no_bytes_where_it_did_not_change():

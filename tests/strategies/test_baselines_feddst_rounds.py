@@ -82,8 +82,8 @@ def mean(sent):
     return np.divide(total, weight, out=np.zeros(8), where=weight > 0), bias, weight > 0
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def of_method(after):
@@ -108,23 +108,23 @@ def test_three_rounds_of_two_clients_two_of_them_readjusting(after):
     those of 0 and 2 are both 0 in round 3, and 0 stays.
     """
     server, clients = of_method(after)
-    state, states = server.init(), {name: made.init() for name, made in clients.items()}
+    state, states = server.init(), {name: client_algorithm.init() for name, client_algorithm in clients.items()}
     mask = of(np.argsort(-np.abs(FIRST))[:KEPT])
-    w, b, moves, found = FIRST * mask, 0.0, [], []
+    w, b, moves, supports = FIRST * mask, 0.0, [], []
     for number in (1, 2, 3):
         plan, uploads, sent = server.plan(number), Sent(), []
-        for name, made in clients.items():
-            info, give = made.trainer.client, server.newcomer if number == 1 else server.download
-            download = unseal(seal(give(state, info, plan)), made.download_schema(states[name], plan))
-            states[name], payload = made.train(states[name], download, plan)
+        for name, client_algorithm in clients.items():
+            info, give = client_algorithm.trainer.client, server.newcomer if number == 1 else server.download
+            download = unseal(seal(give(state, info, plan)), client_algorithm.download_schema(states[name], plan))
+            states[name], payload = client_algorithm.train(states[name], download, plan)
             uploads.append(Upload(info, unseal(seal(payload), server.upload_schema(state, info, plan))))
-            mine, bias, own, *move = client(w, b, mask, DATA[name], after, readjust=number > 1)
+            weights, bias, client_mask, *move = client(w, b, mask, DATA[name], after, readjust=number > 1)
             tensors = uploads[-1].payload.tensors
-            assert tensors["w"].positions().tolist() == np.flatnonzero(own).tolist()
-            close(tensors["w"].dense()[0], mine)
+            assert tensors["w"].positions().tolist() == np.flatnonzero(client_mask).tolist()
+            close(tensors["w"].dense()[0], weights)
             close(tensors["b"].dense(), [bias])
-            close(states[name].model["w"][0], mine)
-            sent.append((len(DATA[name][1]), mine, own, bias))
+            close(states[name].model["w"][0], weights)
+            sent.append((len(DATA[name][1]), weights, client_mask, bias))
             moves.append(move)
         before, (w, b, union) = mask, mean(sent)
         mask = of(np.argsort(-np.where(union, np.abs(w), -1), kind="stable")[:KEPT])
@@ -134,6 +134,6 @@ def test_three_rounds_of_two_clients_two_of_them_readjusting(after):
         close(state.weights["w"][0], w)
         close(state.weights["b"], [b])
         assert metrics == {"grown": (mask & ~before).sum()}
-        found.append(np.flatnonzero(mask).tolist())
+        supports.append(np.flatnonzero(mask).tolist())
     assert moves == [[None, None]] * 2 + [[3, 2], [3, 2], [2, 2], [2, 0]]
-    assert found == [[1, 3, 4, 7], [1, 2, 4, 7], [0, 1, 4, 7]]
+    assert supports == [[1, 3, 4, 7], [1, 2, 4, 7], [0, 1, 4, 7]]

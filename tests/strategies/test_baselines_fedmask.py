@@ -68,44 +68,46 @@ def test_two_rounds_by_hand():
     The structure is the 4 of 8 units with the largest mean scores after round 1. In round 2 scores go on from those of
     round 1, with the signs of the received bits, and only those of the structure move.
     """
-    made = federation([1.0], **{"fedmask.lr": 2.0, "fedmask.momentum": 0.0})
-    (host,) = made.hosts
+    federated = federation([1.0], **{"fedmask.lr": 2.0, "fedmask.momentum": 0.0})
+    (host,) = federated.hosts
     parts = host.algorithm.parts
     x, y = data(host)
 
-    def moved(scores, held):
+    def moved(scores, structure):
         bits = {name: score >= 0 for name, score in scores.items()}
         theta = {**parts.weights, **{name: parts.weights[name] * bit for name, bit in bits.items()}}
         slope, _ = gradients(theta, np.arange(8), x, np.eye(10)[y])
         soft = {name: 1 / (1 + np.exp(-score.astype(np.float64))) for name, score in scores.items()}
-        return {n: m - 2 * held[n] * slope[n] * parts.weights[n] * soft[n] * (1 - soft[n]) for n, m in scores.items()}
+        return {
+            n: m - 2 * structure[n] * slope[n] * parts.weights[n] * soft[n] * (1 - soft[n]) for n, m in scores.items()
+        }
 
     expected = moved(parts.first, parts.entries({}))
-    state, _ = made.round(made.server.init(), 1)
-    after = made.states[0]
+    state, _ = federated.round(federated.server.init(), 1)
+    after = federated.states[0]
     for name, scores in expected.items():
         np.testing.assert_allclose(after.scores[name], scores, rtol=1e-4, atol=1e-7, err_msg=name)
     means = expected["fc1.weight"].mean(1)
-    held = parts.entries(after.structure)
-    assert held["fc1.weight"].all(1).tolist() == (means >= np.sort(means)[4]).tolist()
+    structure_entries = parts.entries(after.structure)
+    assert structure_entries["fc1.weight"].all(1).tolist() == (means >= np.sort(means)[4]).tolist()
     bits = unpack(state.masks, parts.masked)
-    again = {name: signed(after.scores[name], bits[name] & held[name]) for name in expected}
-    made.round(state, 2)
-    for name, scores in moved(again, held).items():
-        np.testing.assert_allclose(made.states[0].scores[name], scores, rtol=1e-4, atol=1e-7, err_msg=f"2 {name}")
+    again = {name: signed(after.scores[name], bits[name] & structure_entries[name]) for name in expected}
+    federated.round(state, 2)
+    for name, scores in moved(again, structure_entries).items():
+        np.testing.assert_allclose(federated.states[0].scores[name], scores, rtol=1e-4, atol=1e-7, err_msg=f"2 {name}")
 
 
 def test_who_joins_late_starts_from_all_of_the_servers_bits():
     """It is predicted for with them, and with every score on their side its first structure is found."""
-    made = federation()
-    state, _ = made.round(made.server.init(), 1)
-    plan, late = made.server.plan(2), federation().hosts[0].algorithm
-    sealed = seal(made.server.newcomer(state, ClientInfo("late", 10), plan))
+    federated = federation()
+    state, _ = federated.round(federated.server.init(), 1)
+    plan, late = federated.server.plan(2), federation().hosts[0].algorithm
+    sealed = seal(federated.server.newcomer(state, ClientInfo("late", 10), plan))
     download = unseal(sealed, late.download_schema(late.init(), plan))
-    server = made.server.model(state)
+    server = federated.server.model(state)
     arrived = late.received_weights(late.init(), download, plan)
     assert all(np.array_equal(arrived[name], server[name]) for name in server)
-    first = late.received_weights(late.init(), Payload(), made.server.plan(1))
+    first = late.received_weights(late.init(), Payload(), federated.server.plan(1))
     assert not np.array_equal(arrived["fc1.weight"], first["fc1.weight"])
     late.trainer.fit = lambda *_, **__: None  # what it starts from
     after = late.adapt(late.init(), download, plan)
@@ -115,38 +117,38 @@ def test_who_joins_late_starts_from_all_of_the_servers_bits():
 
 def test_weights_biases_and_structures_stay_and_only_bits_travel():
     """digits' MLP: 4 of 8 units of 64 inputs and 80 weights of the output layer are 336 bits."""
-    made = federation()
-    state, structures = made.server.init(), []
+    federated = federation()
+    state, structures = federated.server.init(), []
     for round in (1, 2, 3):
-        plan = made.server.plan(round)
-        payload = made.hosts[0].algorithm.train(made.states[0], made.download(state, 0, plan), plan)[1]
+        plan = federated.server.plan(round)
+        payload = federated.hosts[0].algorithm.train(federated.states[0], federated.download(state, 0, plan), plan)[1]
         entries = {entry.name: entry for entry in inspect(seal(payload).data).tensors}
         assert ("fc1.weight/units" in entries) is (round == 1)
         assert sum(np.prod(entry.shape) for name, entry in entries.items() if "/" not in name) == 336
         assert {entry.value_bytes for entry in entries.values()} == {0}
-        state, _ = made.round(state, round)
-        structures.append({name: bits.tobytes() for name, bits in made.states[0].structure.items()})
+        state, _ = federated.round(state, round)
+        structures.append({name: bits.tobytes() for name, bits in federated.states[0].structure.items()})
     assert structures[0] == structures[2]
-    algorithm = made.hosts[0].algorithm
-    own = algorithm.personal_weights(made.states[0])
-    first = made.server.parts.weights
-    held = algorithm.parts.entries(made.states[0].structure)
-    for name, array in own.items():
+    algorithm = federated.hosts[0].algorithm
+    personal = algorithm.personal_weights(federated.states[0])
+    first = federated.server.parts.weights
+    covered = algorithm.parts.entries(federated.states[0].structure)
+    for name, array in personal.items():
         same = array == first[name]
         assert same.all() if name.endswith("bias") else (same | (array == 0)).all()
-        if name in held:
-            assert not array[~held[name]].any()
-            assert 0.05 < (array[held[name]] == 0).mean() < 0.95
+        if name in covered:
+            assert not array[~covered[name]].any()
+            assert 0.05 < (array[covered[name]] == 0).mean() < 0.95
 
 
 def test_weights_have_one_size_a_layer_and_w_0s_signs_or_are_w_0():
     """fc1, before a ReLU: √(4 / .5 / 64) = .3536. fc2, the output layer: √(2 / .5 / 8) = .7071."""
-    made = federation()
-    first, ours = made.task.weights, made.server.parts.weights
-    np.testing.assert_allclose(np.abs(ours["fc1.weight"]), 0.125**0.5, rtol=1e-6)
-    np.testing.assert_allclose(np.abs(ours["fc2.weight"]), 0.5**0.5, rtol=1e-6)
-    np.testing.assert_array_equal(ours["fc1.weight"] < 0, first["fc1.weight"] < 0)
-    np.testing.assert_array_equal(ours["fc1.bias"], first["fc1.bias"])
+    federated = federation()
+    first, signed_weights = federated.task.weights, federated.server.parts.weights
+    np.testing.assert_allclose(np.abs(signed_weights["fc1.weight"]), 0.125**0.5, rtol=1e-6)
+    np.testing.assert_allclose(np.abs(signed_weights["fc2.weight"]), 0.5**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(signed_weights["fc1.weight"] < 0, first["fc1.weight"] < 0)
+    np.testing.assert_array_equal(signed_weights["fc1.bias"], first["fc1.bias"])
     drawn = federation(**{"fedmask.weights": "drawn"}).server.parts.weights
     assert all(np.array_equal(drawn[name], array) for name, array in first.items())
 
@@ -154,30 +156,32 @@ def test_weights_have_one_size_a_layer_and_w_0s_signs_or_are_w_0():
 def test_a_score_whose_bit_is_turned_stops_at_the_threshold():
     """Beyond it, a client that is outvoted would start farther from its own choice than if it had not voted."""
     score = np.array([0.5, 0.5, -0.5, -0.5, 0.0], np.float32)
-    found = signed(score, np.array([True, False, True, False, False]))
-    np.testing.assert_allclose(found, [0.5, -1e-6, 0, -0.5, -1e-6], rtol=1e-6)
-    assert (found >= 0).tolist() == [True, False, True, False, False]
+    scores = signed(score, np.array([True, False, True, False, False]))
+    np.testing.assert_allclose(scores, [0.5, -1e-6, 0, -0.5, -1e-6], rtol=1e-6)
+    assert (scores >= 0).tolist() == [True, False, True, False, False]
 
 
 def test_scores_have_the_runs_rate_unless_they_have_one_of_their_own():
     def scores(**keys):
-        made = federation([1.0], **keys)
-        made.round(made.server.init(), 1)
-        return made.states[0].scores["fc1.weight"]
+        federated = federation([1.0], **keys)
+        federated.round(federated.server.init(), 1)
+        return federated.states[0].scores["fc1.weight"]
 
-    same, own = scores(lr=0.3), scores(lr=0.1, **{"fedmask.lr": 0.3})
-    np.testing.assert_array_equal(same, own)
+    same, separate = scores(lr=0.3), scores(lr=0.1, **{"fedmask.lr": 0.3})
+    np.testing.assert_array_equal(same, separate)
     assert not np.array_equal(same, scores(lr=0.1))
 
 
 def test_last_layers_alone_may_be_masked():
     """With the output layer alone 4 of its 8 input units are held; the others stay as they are."""
-    made = federation(**{"fedmask.layers": 1})
-    state, _ = made.round(made.server.init(), 1)
-    own = made.hosts[0].algorithm.personal_weights(made.states[0])
-    np.testing.assert_array_equal(own["fc1.weight"], made.task.weights["fc1.weight"])
-    assert (own["fc2.weight"].any(0)).sum() <= 4
-    assert set(made.server.download(state, made.hosts[0].info, made.server.plan(2)).tensors) == {"fc2.weight"}
+    federated = federation(**{"fedmask.layers": 1})
+    state, _ = federated.round(federated.server.init(), 1)
+    personal = federated.hosts[0].algorithm.personal_weights(federated.states[0])
+    np.testing.assert_array_equal(personal["fc1.weight"], federated.task.weights["fc1.weight"])
+    assert (personal["fc2.weight"].any(0)).sum() <= 4
+    assert set(federated.server.download(state, federated.hosts[0].info, federated.server.plan(2)).tensors) == {
+        "fc2.weight"
+    }
 
 
 @pytest.mark.parametrize("units", [3, 5])

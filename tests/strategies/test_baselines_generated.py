@@ -183,9 +183,9 @@ def test_who_joins_late_has_an_embedding_from_its_name_which_never_leaves_the_se
     after, _ = federation.round(late, 2, [2])
     assert (after.weights[f"embedding/{infos[2].name}"] != new).all()
     content = seal(server.download(after, infos[2], server.plan(3))).data
-    held = [value for name, value in after.weights.items() if name.startswith("embedding/")]
-    assert len(held) == 3
-    assert all(value.tobytes() not in content for value in held)
+    embeddings = [value for name, value in after.weights.items() if name.startswith("embedding/")]
+    assert len(embeddings) == 3
+    assert all(value.tobytes() not in content for value in embeddings)
 
 
 def infos_before(federation):
@@ -202,12 +202,12 @@ def test_two_rounds_of_mtl_by_hand():
     """
     federation = Federation([1.0, 1.0], method="mtl", **{"mtl.lambda": 0.05, **MLP})
     state = federation.server.init()
-    own = [{n: v.astype(np.float64) for n, v in federation.task.weights.items()} for _ in range(2)]
-    names = list(own[0])
+    models = [{n: v.astype(np.float64) for n, v in federation.task.weights.items()} for _ in range(2)]
+    names = list(models[0])
     for round in (1, 2):
         m = round
         omega = torch.eye(m, dtype=torch.float64) - torch.ones(m, m, dtype=torch.float64) / m
-        omega, flat = omega @ omega, [np.concatenate([w[n].reshape(-1) for n in names]) for w in own]
+        omega, flat = omega @ omega, [np.concatenate([w[n].reshape(-1) for n in names]) for w in models]
         new = []
         for i, host in enumerate(federation.hosts):
             x, y = data(host)
@@ -215,20 +215,20 @@ def test_two_rounds_of_mtl_by_hand():
             matrix = torch.tensor(np.stack(columns, 1), requires_grad=True)
             (matrix.square().sum() + torch.trace(matrix @ omega @ matrix.T)).mul(0.05).backward()
             pull, at = matrix.grad[:, 0 if m == 1 else i].numpy(), 0
-            slope, _ = gradients(own[i], np.arange(8), x, np.eye(10)[y])
+            slope, _ = gradients(models[i], np.arange(8), x, np.eye(10)[y])
             stepped = {}
             for n in names:
-                size = own[i][n].size
-                stepped[n] = own[i][n] - 0.5 * (slope[n] + pull[at : at + size].reshape(own[i][n].shape))
+                size = models[i][n].size
+                stepped[n] = models[i][n] - 0.5 * (slope[n] + pull[at : at + size].reshape(models[i][n].shape))
                 at += size
             new.append(stepped)
-        own = new
+        models = new
         state, _ = federation.round(state, round)
         for i, host in enumerate(federation.hosts):
             for n in names:
-                found = state.columns[host.info.name][n]
-                np.testing.assert_allclose(found, own[i][n], rtol=1e-4, atol=2e-5, err_msg=f"{round} {i} {n}")
-                np.testing.assert_array_equal(federation.states[i].model[n], found)
+                column = state.columns[host.info.name][n]
+                np.testing.assert_allclose(column, models[i][n], rtol=1e-4, atol=2e-5, err_msg=f"{round} {i} {n}")
+                np.testing.assert_array_equal(federation.states[i].model[n], column)
 
 
 def test_the_strength_is_that_of_the_script():
@@ -256,8 +256,8 @@ def test_only_the_pulled_layers_travel():
     state, _ = federation.round(federation.server.init(), 1)
     down = federation.download(state, 0, federation.server.plan(2))
     assert list(down.tensors) == ["fc2.weight", "fc2.bias"]
-    other = state.columns[federation.hosts[1].info.name]["fc2.bias"]
-    np.testing.assert_allclose(down.tensors["fc2.bias"].dense(), other / 2, rtol=1e-6)
+    other_column = state.columns[federation.hosts[1].info.name]["fc2.bias"]
+    np.testing.assert_allclose(down.tensors["fc2.bias"].dense(), other_column / 2, rtol=1e-6)
 
 
 def test_an_evicted_clients_embedding_and_its_momentum_are_gone():

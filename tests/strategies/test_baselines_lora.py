@@ -18,9 +18,9 @@ INFO = ClientInfo("c", 1)
 
 
 def both(method, layout, weights, **keys):
-    made = registry.get(method)
-    task = Task(layout, weights, RunConfig(), made.hyper(**keys))
-    return made.make_server(task), made.make_client(task, None)
+    record = registry.get(method)
+    task = Task(layout, weights, RunConfig(), record.hyper(**keys))
+    return record.make_server(task), record.make_client(task, None)
 
 
 def sent(examples, index, values):
@@ -72,13 +72,13 @@ def test_the_second_round_of_fedsa_lora_by_hand():
     server, client = both("fedsa-lora", layout, weights)
     step = {"fc.lora_A": np.float32(1), "fc.lora_B": np.float32(2)}
     client.fit = lambda start, plan: {name: array + step[name] for name, array in start.items()}
-    own, up = client.train(client.init(), Payload(), Plan(1))
+    client_state, up = client.train(client.init(), Payload(), Plan(1))
     assert {name: tensor.dense().item() for name, tensor in up.tensors.items()} == {"fc.lora_A": 2}
-    other = Upload(ClientInfo("d", 3), Payload({"fc.lora_A": whole(np.full((1, 1), 6, np.float32))}))
-    state, _ = server.aggregate(server.init(), Sent([Upload(INFO, up), other]), Plan(1))
+    other_upload = Upload(ClientInfo("d", 3), Payload({"fc.lora_A": whole(np.full((1, 1), 6, np.float32))}))
+    state, _ = server.aggregate(server.init(), Sent([Upload(INFO, up), other_upload]), Plan(1))
     assert state.weights["fc.lora_A"].item() == 5
-    own, up = client.train(own, server.download(state, INFO, Plan(2)), Plan(2))
-    assert {name: array.item() for name, array in own.model.items()} == {"fc.lora_A": 6, "fc.lora_B": 4}
+    client_state, up = client.train(client_state, server.download(state, INFO, Plan(2)), Plan(2))
+    assert {name: array.item() for name, array in client_state.model.items()} == {"fc.lora_A": 6, "fc.lora_B": 4}
     assert list(up.tensors) == ["fc.lora_A"]
 
 

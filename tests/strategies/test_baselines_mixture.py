@@ -33,9 +33,9 @@ def slopes(w):
 def both(method, **keys):
     """A server and a client algorithm over ``Product``; three examples in one batch, two passes, lr .5."""
     settings = {"method": method, "lr": 0.5, "optimizer": "sgd", "local-epochs": 2, "batch-size": 3, **keys}
-    made = assemble({**BASE, **settings}).task
+    base_task = assemble({**BASE, **settings}).task
     layout, first = (Parameter("w", (1,), Role.WEIGHT),), {"w": np.zeros(1, np.float32)}
-    task = Task(layout, first, made.config, made.hyper, Product)
+    task = Task(layout, first, base_task.config, base_task.hyper, Product)
     x, y = torch.tensor(X[:, None], dtype=torch.float32), torch.from_numpy(Y)
     trainer = Trainer(ClientInfo("c", 3), task.config, x, y, x[:0], y[:0], Product)
     record = registry.get(method)
@@ -43,10 +43,12 @@ def both(method, **keys):
 
 
 def down(**values):
-    return Payload({name.replace("m", "") + "/w" if name != "w" else "w": one(value) for name, value in values.items()})
+    return Payload(
+        {name.replace("m", "") + "/w" if name != "w" else "w": one_value(value) for name, value in values.items()}
+    )
 
 
-def one(value):
+def one_value(value):
     return whole(np.array([value], np.float32))
 
 
@@ -66,13 +68,13 @@ def test_two_rounds_of_pfedme_against_numpy():
     """λ = .8, K = 3, η = .5, μ = .1, β = .25, from w = 1; the server's mean is of one client."""
     keys = {"lambda": 0.8, "steps": 3, "rate": 0.5, "mu": 0.1, "beta": 0.25}
     server, client = both("pfedme", **{f"pfedme.{key}": value for key, value in keys.items()})
-    state, mine, expected = server.init(), client.init(), 1.0
+    state, client_state, expected = server.init(), client.init(), 1.0
     state = type(state)({"w": np.ones(1, np.float32)})
     for round in (1, 2):
         theta, w = pfedme(expected, 0.8, 3, 0.5, 0.1)
-        mine, upload = client.train(mine, down(w=float(state.weights["w"][0])), Plan(round))
+        client_state, upload = client.train(client_state, down(w=float(state.weights["w"][0])), Plan(round))
         assert upload.tensors["w"].values[0] == pytest.approx(w, rel=1e-5)
-        assert mine.model["w"][0] == pytest.approx(theta, rel=1e-5)
+        assert client_state.model["w"][0] == pytest.approx(theta, rel=1e-5)
         expected = 0.75 * expected + 0.25 * w
         state = server.aggregate(state, Sent([Upload(ClientInfo("c", 3), upload)]), Plan(round))[0]
         assert state.weights["w"][0] == pytest.approx(expected, rel=1e-5)
@@ -90,10 +92,10 @@ def test_w_of_pfedme_descends_the_moreau_envelope_once_theta_has_converged():
     keys = {"pfedme.lambda": lam, "pfedme.rate": eta, "pfedme.mu": 0.0, "local-epochs": 1}
     for steps, converged in ((200, True), (1, False)):
         _, client = both("pfedme", **keys, **{"pfedme.steps": steps})
-        mine, upload = client.train(client.init(), down(w=w), Plan(2))
-        own = float(mine.model["w"][0])
+        client_state, upload = client.train(client.init(), down(w=w), Plan(2))
+        local = float(client_state.model["w"][0])
         moved = w - eta * (high - low) / 2e-3
-        assert (abs(slopes(own).mean() - lam * (w - own)) < 1e-6) == converged
+        assert (abs(slopes(local).mean() - lam * (w - local)) < 1e-6) == converged
         assert (abs(upload.tensors["w"].values[0] - moved) < 1e-5) == converged
 
 
@@ -129,19 +131,19 @@ def fedem(models, shares, lr=0.5, passes=2):
 
 def test_two_rounds_of_fedem_against_numpy():
     server, client = both("fedem", **{"fedem.models": 2})
-    mine, models, shares = client.init(), [0.6, -0.9], np.array([0.5, 0.5])
+    client_state, models, shares = client.init(), [0.6, -0.9], np.array([0.5, 0.5])
     for round in (1, 2):
-        mine, upload = client.train(mine, down(m0=models[0], m1=models[1]), Plan(round))
+        client_state, upload = client.train(client_state, down(m0=models[0], m1=models[1]), Plan(round))
         models, shares = fedem(models, shares)
         assert [upload.tensors[f"{m}/w"].values[0] for m in (0, 1)] == pytest.approx(models, rel=1e-5)
-        assert mine.shares == pytest.approx(shares, rel=1e-5)
+        assert client_state.shares == pytest.approx(shares, rel=1e-5)
         state = server.aggregate(server.init(), Sent([Upload(ClientInfo("c", 3), upload)]), Plan(round))[0]
         assert [float(state.weights[f"{m}/w"][0]) for m in (0, 1)] == pytest.approx(models, rel=1e-5)
     x = torch.tensor([[1.5]])
-    found = client.predictor(mine, None, Plan(3))(x).exp()
+    probabilities = client.predictor(client_state, None, Plan(3))(x).exp()
     sigmoid = 1 / (1 + np.exp(-1.5 * np.array(models)))
-    assert found[0, 0].item() == pytest.approx((shares * sigmoid).sum(), rel=1e-5)
-    assert found.sum().item() == pytest.approx(1, rel=1e-5)
+    assert probabilities[0, 0].item() == pytest.approx((shares * sigmoid).sum(), rel=1e-5)
+    assert probabilities.sum().item() == pytest.approx(1, rel=1e-5)
 
 
 def test_a_novel_client_of_fedem_learns_its_shares_alone():
@@ -161,10 +163,10 @@ def test_the_models_of_fedem_start_apart_and_the_first_at_w_0():
 
 def test_one_model_of_fedem_is_fedavg():
     """To rounding: the loss is a mean of products with q = 1, and FedAvg's a mean."""
-    ours, theirs = run("fedem", **{"fedem.models": 1}), run("fedavg")
-    for name, array in model(theirs).items():
-        np.testing.assert_allclose(model(ours)[f"0/{name}"], array, rtol=0, atol=1e-5)
-    assert max(np.abs(array - theirs.task.weights[name]).max() for name, array in model(theirs).items()) > 1e-2
+    single, fedavg_run = run("fedem", **{"fedem.models": 1}), run("fedavg")
+    for name, array in model(fedavg_run).items():
+        np.testing.assert_allclose(model(single)[f"0/{name}"], array, rtol=0, atol=1e-5)
+    assert max(np.abs(array - fedavg_run.task.weights[name]).max() for name, array in model(fedavg_run).items()) > 1e-2
 
 
 def test_a_model_of_fedem_with_a_negative_running_variance_has_no_part_until_it_is_trained():
@@ -202,8 +204,8 @@ def test_without_any_model_that_gives_numbers_fedem_keeps_its_shares():
 
 def test_statistics_of_pfedme_are_the_mean_at_any_beta():
     """β = 3, running variance from 1 to a mean of .5: beyond the mean lies 3·.5 - 2·1 = -.5, which is no variance."""
-    made = assemble({**BASE, "method": "pfedme", "pfedme.beta": 3.0, "model": "tests.strategies.baselines:normed"})
-    server = made.method.make_server(made.task)
+    assembled = assemble({**BASE, "method": "pfedme", "pfedme.beta": 3.0, "model": "tests.strategies.baselines:normed"})
+    server = assembled.method.make_server(assembled.task)
     start = server.init()
     sent = {name: whole(np.full_like(array, 0.5)) for name, array in start.weights.items()}
     after, _ = server.aggregate(start, Sent([Upload(ClientInfo("c", 3), Payload(sent))]), Plan(1))
@@ -219,9 +221,9 @@ def test_more_models_of_fedem_fit_into_its_messages():
 
 def test_pfedme_counts_no_multiply_adds_where_no_step_was_taken():
     """A model with batch normalisation and one example: no batch is large enough."""
-    made = assemble({**BASE, "method": "pfedme"}).task
+    assembled = assemble({**BASE, "method": "pfedme"}).task
     normed = lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))  # noqa: E731
-    task = Task(models.layout(normed()), models.read_weights(normed()), made.config, made.hyper, normed)
+    task = Task(models.layout(normed()), models.read_weights(normed()), assembled.config, assembled.hyper, normed)
     x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
     trainer = Trainer(ClientInfo("c", 1), task.config, x, y, x[:0], y[:0], normed)
     client = registry.get("pfedme").make_client(task, trainer)

@@ -153,9 +153,9 @@ def test_lg_fedavg_step_by_hand():
     ],
 )
 def test_sharing_everything_is_fedavg_bit_for_bit(method, keys):
-    ours, theirs = run(method, **keys), run("fedavg")
-    assert_same_model(ours, theirs)
-    assert ours.report.accuracy["received"] == theirs.report.accuracy["received"]
+    method_run, fedavg_run = run(method, **keys), run("fedavg")
+    assert_same_model(method_run, fedavg_run)
+    assert method_run.report.accuracy["received"] == fedavg_run.report.accuracy["received"]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_sharing_everything_is_fedavg_bit_for_bit(method, keys):
 )
 def test_sharing_nothing_is_local_training(method, keys):
     """The same steps as Local; FedRep's draws its batches under another name, so its accuracies may differ."""
-    ours, theirs = run(method, **keys), run("local")
-    assert model(ours) == {}
-    assert (ours.report.totals.training.up, ours.report.totals.training.down) == (0, 0)
+    method_run, local_run = run(method, **keys), run("local")
+    assert model(method_run) == {}
+    assert (method_run.report.totals.training.up, method_run.report.totals.training.down) == (0, 0)
     if method != "fedrep":
-        assert ours.report.accuracy["trained"] == theirs.report.accuracy["trained"]
+        assert method_run.report.accuracy["trained"] == local_run.report.accuracy["trained"]
 
 
 @pytest.mark.parametrize(("method", "stays", "keys"), STAYS)

@@ -52,8 +52,8 @@ def test_fedprox_step_by_hand():
 
 
 def test_fedprox_without_its_term_is_fedavg_bit_for_bit():
-    ours, theirs = run("fedprox", **{"fedprox.mu": 0.0}), run("fedavg")
-    assert_same_model(ours, theirs)
+    fedprox_run, fedavg_run = run("fedprox", **{"fedprox.mu": 0.0}), run("fedavg")
+    assert_same_model(fedprox_run, fedavg_run)
 
 
 def test_fedprox_stays_nearer_to_what_it_received():
@@ -84,8 +84,8 @@ def test_ditto_step_by_hand():
 
 @pytest.mark.parametrize("strength", [0.0, 0.1])
 def test_dittos_global_model_is_fedavgs_bit_for_bit(strength):
-    ours, theirs = run("ditto", **{"ditto.lambda": strength}), run("fedavg")
-    assert_same_model(ours, theirs)
+    ditto_run, fedavg_run = run("ditto", **{"ditto.lambda": strength}), run("fedavg")
+    assert_same_model(ditto_run, fedavg_run)
 
 
 def test_without_pull_the_personal_model_does_not_see_the_global_one():
@@ -117,8 +117,8 @@ def test_apfl_step_by_hand():
 
 def test_alpha_moves_once_a_round():
     """Its value after one pass of one batch is that after three."""
-    one, three = (one_weight("apfl", **{"local-epochs": epochs, "apfl.alpha": 0.5}) for epochs in (1, 3))
-    after, longer = one.train(one.init(), sent(1.0), Plan(1))[0], three.train(three.init(), sent(1.0), Plan(1))[0]
+    single, three = (one_weight("apfl", **{"local-epochs": epochs, "apfl.alpha": 0.5}) for epochs in (1, 3))
+    after, longer = single.train(single.init(), sent(1.0), Plan(1))[0], three.train(three.init(), sent(1.0), Plan(1))[0]
     assert after.alpha == longer.alpha != 0.5
     assert after.personal["w"][0] != longer.personal["w"][0]
 
@@ -136,15 +136,15 @@ def test_alpha_stays_within_0_and_1_and_where_it_is_not_adaptive():
 
 
 def test_apfls_global_model_is_fedavgs_bit_for_bit():
-    ours, theirs = run("apfl"), run("fedavg")
-    assert_same_model(ours, theirs)
+    apfl_run, fedavg_run = run("apfl"), run("fedavg")
+    assert_same_model(apfl_run, fedavg_run)
 
 
 def test_apfl_with_alpha_0_is_fedavg_for_the_clients_too():
     """v̄_i = w_i: the same logits, so the same accuracies, of received and trained."""
-    ours, theirs = run("apfl", **{"apfl.alpha": 0.0, "apfl.adaptive": False}), run("fedavg")
-    assert_same_model(ours, theirs)
-    assert ours.report.accuracy == theirs.report.accuracy
+    apfl_run, fedavg_run = run("apfl", **{"apfl.alpha": 0.0, "apfl.adaptive": False}), run("fedavg")
+    assert_same_model(apfl_run, fedavg_run)
+    assert apfl_run.report.accuracy == fedavg_run.report.accuracy
 
 
 def test_apfl_with_alpha_1_does_not_see_the_global_model():

@@ -22,8 +22,8 @@ W_0 = {"w": np.ones(2, np.float32), "mean": np.ones(2, np.float32)}
 
 def rounds(method, *deltas, **keys):
     """The server's weights after rounds with the pseudo-gradients ``deltas``, (2,) each."""
-    made = registry.get(method)
-    server = made.make_server(Task(LAYOUT, W_0, RunConfig(), made.hyper(**keys)))
+    record = registry.get(method)
+    server = record.make_server(Task(LAYOUT, W_0, RunConfig(), record.hyper(**keys)))
     state = server.init()
     for number, delta in enumerate(deltas, 1):
         mean = {name: array + np.asarray(delta, np.float32) for name, array in server.model(state).items()}
@@ -41,8 +41,8 @@ def test_the_second_round_of_fedavgm_by_hand():
 
     Round 2, Δ = (2, 2): v = .5·(1, -1) + 2 = (2.5, 1.5), W = (1.5, .5) + .5·v = (2.75, 1.25).
     """
-    found = rounds("fedavgm", (1, -1), (2, 2), beta=0.5, rate=0.5)
-    assert found["w"].tolist() == [2.75, 1.25]
+    weights = rounds("fedavgm", (1, -1), (2, 2), beta=0.5, rate=0.5)
+    assert weights["w"].tolist() == [2.75, 1.25]
 
 
 def test_the_second_round_of_fedadam_by_hand():
@@ -65,8 +65,8 @@ def test_the_second_round_of_fedyogi_by_hand():
     Δ² = .3136 is below v, and takes a quarter of itself away: 1 - .0784 = .9216. √v = (1.25, .96), so
     W = 1.5 + (2/2.25, 1.06/1.96).
     """
-    found = rounds("fedyogi", (1, 1), (1.5, 0.56), beta1=0.5, beta2=0.75, tau=1.0, rate=2.0)
-    np.testing.assert_allclose(found["w"], [1.5 + 2 / 2.25, 1.5 + 1.06 / 1.96], rtol=1e-6)
+    weights = rounds("fedyogi", (1, 1), (1.5, 0.56), beta1=0.5, beta2=0.75, tau=1.0, rate=2.0)
+    np.testing.assert_allclose(weights["w"], [1.5 + 2 / 2.25, 1.5 + 1.06 / 1.96], rtol=1e-6)
 
 
 def test_the_second_round_of_fedadagrad_by_hand():
@@ -74,8 +74,8 @@ def test_the_second_round_of_fedadagrad_by_hand():
 
     Round 2, Δ = (3, -3): m = .1875 ± 1.5 = (1.6875, -1.3125), v = 1.5625 + 9 = 3.25², W = 2 + 6·m/4.25.
     """
-    found = rounds("fedadagrad", (0.75, 0.75), (3, -3), beta1=0.5, tau=1.0, rate=6.0)
-    np.testing.assert_allclose(found["w"], [2 + 6 * 1.6875 / 4.25, 2 - 6 * 1.3125 / 4.25], rtol=1e-6)
+    weights = rounds("fedadagrad", (0.75, 0.75), (3, -3), beta1=0.5, tau=1.0, rate=6.0)
+    np.testing.assert_allclose(weights["w"], [2 + 6 * 1.6875 / 4.25, 2 - 6 * 1.3125 / 4.25], rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])

@@ -30,7 +30,7 @@ def test_importances_and_two_rounds_by_hand():
     assert server.plan(1).who == "all"
     first, _ = federation.round(state, 1)
     assert first.weights is state.weights
-    held = []
+    kept_filters = []
     for host, count in zip(federation.hosts, (8, 4), strict=True):
         x, y = data(host)
         h, s = np.maximum(x @ w["fc1.weight"].T + w["fc1.bias"], 0), np.ones(8)
@@ -39,12 +39,12 @@ def test_importances_and_two_rounds_by_hand():
             slope = (softmax((h * s) @ w["fc2.weight"].T + w["fc2.bias"]) - np.eye(10)[y]) / len(y)
             s = np.clip(s - 0.5 * ((h * (slope @ w["fc2.weight"])).sum(0) + 0.5 * 2 * s / 8), 0, 1)
         np.testing.assert_allclose(first.importance[host.info.name], s, rtol=1e-4, atol=1e-5)
-        held.append(np.sort(np.argsort(-(s**2), kind="stable")[:count]))
-        np.testing.assert_array_equal(first.filters[host.info.name]["fc1"], held[-1])
+        kept_filters.append(np.sort(np.argsort(-(s**2), kind="stable")[:count]))
+        np.testing.assert_array_equal(first.filters[host.info.name]["fc1"], kept_filters[-1])
     state = first
     for round in (2, 3):
         total, count = ({n: np.zeros_like(v) for n, v in w.items()} for _ in range(2))
-        for host, rows, width in zip(federation.hosts, held, (1, 0.5), strict=True):
+        for host, rows, width in zip(federation.hosts, kept_filters, (1, 0.5), strict=True):
             x, y = data(host)
             start = {n: v / width for n, v in w.items()}
             slope, _ = gradients(start, rows, x, np.eye(10)[y])
@@ -62,7 +62,7 @@ def test_importances_and_two_rounds_by_hand():
         similar = correlations([old.importance[name] for name in names])
         moved = tuned([old.filters[name]["fc1"] for name in names], similar, 8, 0.05)
         assert [state.filters[name]["fc1"].tolist() for name in names] == [kept.tolist() for kept in moved]
-        held = moved
+        kept_filters = moved
 
 
 def test_correlations_by_hand():
@@ -142,7 +142,7 @@ def test_nobody_shares_filters_with_an_evicted_client():
     left = server.evicted(state, [names[1], "stranger"])
     assert sorted(left.filters) == sorted(left.importance) == [names[0], names[2]]
     assert all(left.filters[name] is state.filters[name] for name in left.filters)
-    federation.met.discard(1)
+    federation.welcomed.discard(1)
     server.tuned_filters(left, left.weights)
 
 
@@ -152,10 +152,10 @@ def test_the_received_model_of_round_1_is_the_whole_first_one():
     (host,) = federation.hosts
     algorithm, plan = host.algorithm, federation.server.plan(1)
     x = algorithm.trainer.x
-    found = algorithm.predictor(algorithm.init(), Payload(), plan)(x)
+    logits = algorithm.predictor(algorithm.init(), Payload(), plan)(x)
     w = {name: torch.from_numpy(np.array(value)) for name, value in federation.task.weights.items()}
     hidden = torch.relu(x.flatten(1) @ w["fc1.weight"].T + w["fc1.bias"])
-    torch.testing.assert_close(found, hidden @ w["fc2.weight"].T + w["fc2.bias"])
+    torch.testing.assert_close(logits, hidden @ w["fc2.weight"].T + w["fc2.bias"])
     assert algorithm.predictor(algorithm.init(), None, plan) is None
 
 

@@ -29,14 +29,14 @@ def mean(w, trained, rows, weights, classes):
     after = {name: value.copy() for name, value in w.items()}
     for name in w:
         total, count = np.zeros_like(w[name]), np.zeros_like(w[name])
-        for value, hidden, weight, known in zip(trained, rows, weights, classes, strict=True):
+        for value, hidden, weight, classes_held in zip(trained, rows, weights, classes, strict=True):
             mask = np.zeros(w[name].shape, bool)
             if name.startswith("fc1"):
                 mask[hidden] = True
             elif name == "fc2.weight":
-                mask[np.ix_(known, hidden)] = True
+                mask[np.ix_(classes_held, hidden)] = True
             else:
-                mask[known] = True
+                mask[classes_held] = True
             total += np.where(mask, value[name], 0) * weight
             count += mask * weight
         after[name] = np.where(count > 0, total / np.maximum(count, 1), w[name])
@@ -55,21 +55,21 @@ def test_two_rounds_of_heterofl_and_fedrolex_by_hand(method):
     w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
     clipped = False
     for round in (1, 2):
-        trained, held, present = [], [], []
+        trained, held_rows, present = [], [], []
         for host, width in zip(federation.hosts, (1, 0.5, 0.25), strict=True):
             x, y = data(host)
-            known = np.unique(y)
+            classes_held = np.unique(y)
             first = round - 1 if method == "fedrolex" else 0
             rows = np.sort((first + np.arange(int(8 * width))) % 8)
-            absent = np.setdiff1d(np.arange(10), known)
+            absent = np.setdiff1d(np.arange(10), classes_held)
             slope, _ = gradients(w, rows, x, np.eye(10)[y], width, absent)
             norm = np.sqrt(sum((g**2).sum() for g in slope.values()))
             clipped |= norm > 1
             trained.append({n: w[n] - 0.5 * slope[n] * min(1, 1 / norm) for n in w})
-            held.append(rows)
-            present.append(known)
-        assert any(len(known) < 10 for known in present)
-        w = mean(w, trained, held, [1, 1, 1], present)
+            held_rows.append(rows)
+            present.append(classes_held)
+        assert any(len(classes_held) < 10 for classes_held in present)
+        w = mean(w, trained, held_rows, [1, 1, 1], present)
         state, _ = federation.round(state, round)
         for name, value in w.items():
             np.testing.assert_allclose(state.weights[name], value, rtol=1e-4, atol=2e-5, err_msg=f"{round} {name}")
@@ -85,29 +85,29 @@ def test_two_rounds_of_local_training_at_each_width_by_hand():
     for round in (1, 2):
         plan = federation.server.plan(round)
         assert not any(federation.trained(state, number, plan).payload.tensors for number in range(3))
-    for host, own, units in zip(federation.hosts, federation.states, (8, 4, 2), strict=True):
+    for host, client_state, units in zip(federation.hosts, federation.states, (8, 4, 2), strict=True):
         x, y = data(host)
         w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
         for _ in range(2):
             slope, _ = gradients(w, np.arange(units), x, np.eye(10)[y])
             w = {name: w[name] - 0.5 * slope[name] for name in w}
         first = np.s_[:units]
-        for name, place in {
+        for name, region in {
             "fc1.weight": first,
             "fc1.bias": first,
             "fc2.weight": np.s_[:, first],
             "fc2.bias": ...,
         }.items():
-            np.testing.assert_allclose(own.model[name], w[name][place], rtol=1e-4, atol=2e-5, err_msg=name)
-        assert host.algorithm.predictor(own, Payload(), plan) is None, "there is no received model"
+            np.testing.assert_allclose(client_state.model[name], w[name][region], rtol=1e-4, atol=2e-5, err_msg=name)
+        assert host.algorithm.predictor(client_state, Payload(), plan) is None, "there is no received model"
 
 
 def test_local_training_at_full_width_is_local_training():
     federations = [Federation([1.0, 1.0], method=method) for method in ("local", "local-width")]
     for federation in federations:
         federation.round(federation.server.init(), 1)
-    for one, other in zip(*(federation.states for federation in federations), strict=True):
-        assert all(np.array_equal(one.model[name], other.model[name]) for name in one.model)
+    for first, second in zip(*(federation.states for federation in federations), strict=True):
+        assert all(np.array_equal(first.model[name], second.model[name]) for name in first.model)
 
 
 def test_an_honest_upload_of_flanc_is_within_the_limit_also_where_it_is_more_than_twice_the_model():
@@ -135,7 +135,7 @@ def test_two_rounds_of_fjord_by_hand(distill):
     w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
     widths, drawn = np.array([0.2, 0.4, 0.6, 0.8, 1.0]), set()
     for round in (1, 2):
-        trained, held, examples = [], [], []
+        trained, held_rows, examples = [], [], []
         for host, most in zip(federation.hosts, (1, 0.4, 0.2), strict=True):
             x, y = data(host)
             fitting = widths[widths <= most]
@@ -148,9 +148,9 @@ def test_two_rounds_of_fjord_by_hand(distill):
                 target = softmax(z)
             slope, _ = gradients(w, part, x, target)
             trained.append({n: w[n] - 0.5 * (step[n] + slope[n]) for n in w})
-            held.append(rows)
+            held_rows.append(rows)
             examples.append(len(y))
-        w = mean(w, trained, held, examples, [np.arange(10)] * 3)
+        w = mean(w, trained, held_rows, examples, [np.arange(10)] * 3)
         state, _ = federation.round(state, round)
         for name, value in w.items():
             np.testing.assert_allclose(state.weights[name], value, rtol=1e-4, atol=2e-5, err_msg=f"{round} {name}")
@@ -201,11 +201,11 @@ def test_units_that_nobody_holds_and_classes_that_nobody_has_keep_their_value():
     for name in ("fc1.weight", "fc1.bias"):
         np.testing.assert_array_equal(after.weights[name][4:], state.weights[name][4:])
         assert (after.weights[name][:4] != state.weights[name][:4]).any()
-    known = np.unique(np.concatenate([data(host)[1] for host in federation.hosts]))
-    missing = np.setdiff1d(np.arange(10), known)
+    classes_held = np.unique(np.concatenate([data(host)[1] for host in federation.hosts]))
+    missing = np.setdiff1d(np.arange(10), classes_held)
     assert len(missing)
     np.testing.assert_array_equal(after.weights["fc2.bias"][missing], state.weights["fc2.bias"][missing])
-    assert (after.weights["fc2.bias"][known] != state.weights["fc2.bias"][known]).all()
+    assert (after.weights["fc2.bias"][classes_held] != state.weights["fc2.bias"][classes_held]).all()
 
 
 PART, ALL = {"clients-per-round": 2}, {"clients-per-round": 0}

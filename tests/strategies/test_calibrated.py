@@ -26,36 +26,36 @@ def table(request, monkeypatch):
         monkeypatch.setattr(calibrated, "table", lambda: TABLE)
 
 
-def own(**changes):
+def own_data(**changes):
     return replace(DIGITS, name="own", **changes)
 
 
 def test_a_listed_method_and_data_set_has_its_own_rates():
-    found = rates("ditto", DIGITS, "digits-cnn", "sgd")
-    assert (dict(found.keys), found.exact, found.origin) == (
+    defaults = rates("ditto", DIGITS, "digits-cnn", "sgd")
+    assert (dict(defaults.keys), defaults.exact, defaults.origin) == (
         {"lr": 0.3, "ditto.lambda": 2},
         True,
         "calibrated for ditto on digits",
     )
-    assert found.of_method("ditto") == {"lambda": 2}
+    assert defaults.of_method("ditto") == {"lambda": 2}
 
 
 @pytest.mark.parametrize(
     ("info", "lr"),
     [
-        (own(input_shape=(1, 16, 16)), 0.2),  # 256 is nearer to 64 than to 3,072 in logarithms: ratios 4 and 12
-        (own(input_shape=(3, 64, 64)), 0.05),
-        (own(input_shape=(30,), kind="signal"), 0.1),  # of the same kind, although digits are nearer in size
+        (own_data(input_shape=(1, 16, 16)), 0.2),  # 256 is nearer to 64 than to 3,072 in logarithms: ratios 4 and 12
+        (own_data(input_shape=(3, 64, 64)), 0.05),
+        (own_data(input_shape=(30,), kind="signal"), 0.1),  # of the same kind, although digits are nearer in size
     ],
 )
 def test_own_data_has_the_rate_of_the_nearest_data_set(info, lr):
-    found = rates("fedavg", info, "mine:build", "sgd")
-    assert found.keys == {"lr": lr}
-    assert not found.exact
+    defaults = rates("fedavg", info, "mine:build", "sgd")
+    assert defaults.keys == {"lr": lr}
+    assert not defaults.exact
 
 
 def test_the_line_says_what_the_rates_are_for_and_what_searches():
-    info = own(input_shape=(1, 8, 8))
+    info = own_data(input_shape=(1, 8, 8))
     assert rates("fedavg", info, "mine:build", "sgd").origin == (
         "calibrated for fedavg on digits with digits-cnn, not for fedavg on own; " + FINDS
     )
@@ -70,34 +70,38 @@ def test_a_method_that_is_not_listed_there_has_its_own_rate_of_another_data_set(
 
 def test_a_rate_of_smaller_images_is_scaled_as_fedavgs_and_never_up():
     """Ditto is listed on digits alone: for photographs .3 · .05/.2; FedPSE's of HAR is not doubled for digits."""
-    photographs = own(input_shape=(3, 64, 64))
-    found = rates("ditto", photographs, "cnn2-small", "sgd")
-    assert dict(found.keys) == {"lr": pytest.approx(0.075), "ditto.lambda": 2}
-    assert "for ditto on digits with digits-cnn, times 0.25 as fedavg's rate on cifar-10, not for ditto" in found.origin
-    assert not found.exact
-    assert rates("ditto", own(input_shape=(1, 8, 8)), "digits-cnn", "sgd").keys["lr"] == 0.3
+    photographs = own_data(input_shape=(3, 64, 64))
+    defaults = rates("ditto", photographs, "cnn2-small", "sgd")
+    assert dict(defaults.keys) == {"lr": pytest.approx(0.075), "ditto.lambda": 2}
+    assert (
+        "for ditto on digits with digits-cnn, times 0.25 as fedavg's rate on cifar-10, not for ditto" in defaults.origin
+    )
+    assert not defaults.exact
+    assert rates("ditto", own_data(input_shape=(1, 8, 8)), "digits-cnn", "sgd").keys["lr"] == 0.3
     assert rates("mine", photographs, "cnn2-small", "sgd").keys == {"lr": 0.05}
 
 
 @pytest.mark.real
 def test_photographs_have_no_rate_of_digits_of_8_x_8():
     """The methods that are calibrated on these images alone, the default method among them, had their whole rate."""
-    photographs = own(input_shape=(3, 64, 64))
+    photographs = own_data(input_shape=(3, 64, 64))
     for method in registry.names():
-        there, here = (rates(method, info, "auto", "sgd").keys["lr"] for info in (DIGITS, photographs))
-        assert here <= there / 2, method
+        digits_rate, photographs_rate = (
+            rates(method, info, "auto", "sgd").keys["lr"] for info in (DIGITS, photographs)
+        )
+        assert photographs_rate <= digits_rate / 2, method
 
 
 def test_a_method_that_is_listed_nowhere_has_fedavgs_rate():
-    found = rates("mine", DIGITS, "digits-cnn", "sgd")
-    assert (dict(found.keys), found.exact) == ({"lr": 0.2}, False)
-    assert "not for mine on digits" in found.origin
+    defaults = rates("mine", DIGITS, "digits-cnn", "sgd")
+    assert (dict(defaults.keys), defaults.exact) == ({"lr": 0.2}, False)
+    assert "not for mine on digits" in defaults.origin
 
 
 def test_a_methods_own_default_rate_wins_over_fedavgs():
     """pFedMe's .09: its steps diverge from 2/λ = .13 on."""
-    made = assemble({"dataset": "digits", "method": "pfedme"})
-    assert (made.task.config.lr, made.notes) == (0.09, ())
+    assembled = assemble({"dataset": "digits", "method": "pfedme"})
+    assert (assembled.task.config.lr, assembled.notes) == (0.09, ())
 
 
 def test_rates_of_sgd_are_not_used_for_adam():
@@ -110,15 +114,15 @@ def test_given_keys_win_over_the_table():
 
 
 def test_a_run_says_which_rates_it_took():
-    made = assemble({"dataset": "digits", "method": "ditto"})
-    assert (made.task.config.lr, made.task.hyper.lam) == (0.3, 2)
-    assert made.notes == ("lr = 0.3, ditto.lambda = 2: calibrated for ditto on digits",)
+    assembled = assemble({"dataset": "digits", "method": "ditto"})
+    assert (assembled.task.config.lr, assembled.task.hyper.lam) == (0.3, 2)
+    assert assembled.notes == ("lr = 0.3, ditto.lambda = 2: calibrated for ditto on digits",)
 
 
 def test_with_momentum_the_rate_is_smaller():
-    made = assemble({"dataset": "digits", "method": "fedavg", "momentum": 0.75})
-    assert made.task.config.lr == 0.05  # .2 · (1 - .75): a gradient counts 4 times
-    assert made.notes == ("lr = 0.05: calibrated for fedavg on digits, times 1 - momentum = 0.25",)
+    assembled = assemble({"dataset": "digits", "method": "fedavg", "momentum": 0.75})
+    assert assembled.task.config.lr == 0.05  # .2 · (1 - .75): a gradient counts 4 times
+    assert assembled.notes == ("lr = 0.05: calibrated for fedavg on digits, times 1 - momentum = 0.25",)
 
 
 def test_an_own_rate_that_is_not_in_the_table_has_the_papers_value():

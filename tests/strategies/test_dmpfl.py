@@ -36,9 +36,9 @@ def test_eq_5_by_hand():
 
     Position 0: 1·2 / 1 = 2. Position 1: (1·4 + 3·8) / (1 + 3) = 7. Position 2: nobody's, stays 9.
     """
-    held = mean_of_holders([upload(1, [0, 1], [2, 4]), upload(3, [1], [8])], {"w": (3,)})
-    assert held.over({"w": np.full(3, 9, np.float32)})["w"].tolist() == [2, 7, 9]
-    assert held.holders["w"].tolist() == [1, 2, 0]
+    mean = mean_of_holders([upload(1, [0, 1], [2, 4]), upload(3, [1], [8])], {"w": (3,)})
+    assert mean.over({"w": np.full(3, 9, np.float32)})["w"].tolist() == [2, 7, 9]
+    assert mean.holders["w"].tolist() == [1, 2, 0]
 
 
 def test_eq_5_of_three_clients_by_hand():
@@ -47,15 +47,15 @@ def test_eq_5_of_three_clients_by_hand():
     (5·1 + 3·2) / 8 = 1.375; (5·1 + 2·3) / 7 = 1.5714; 2·5 / 2 = 5.
     """
     uploads = [upload(5, [0, 1], [1, 1]), upload(3, [0], [2]), upload(2, [1, 2], [3, 5])]
-    held = mean_of_holders(uploads, {"w": (3,)})
-    assert held.over({"w": np.zeros(3, np.float32)})["w"].tolist() == pytest.approx([1.375, 11 / 7, 5])
-    assert held.holders["w"].tolist() == [2, 2, 1]
+    mean = mean_of_holders(uploads, {"w": (3,)})
+    assert mean.over({"w": np.zeros(3, np.float32)})["w"].tolist() == pytest.approx([1.375, 11 / 7, 5])
+    assert mean.holders["w"].tolist() == [2, 2, 1]
 
 
 def test_eq_5_counts_a_regrown_zero():
     """A selected 0 is covered: (1·0 + 3·8) / 4 = 6, not 8."""
-    held = mean_of_holders([upload(1, [1], [0]), upload(3, [1], [8])], {"w": (3,)})
-    assert held.over({"w": np.zeros(3, np.float32)})["w"].tolist() == [0, 6, 0]
+    mean = mean_of_holders([upload(1, [1], [0]), upload(3, [1], [8])], {"w": (3,)})
+    assert mean.over({"w": np.zeros(3, np.float32)})["w"].tolist() == [0, 6, 0]
 
 
 # Of 10 clients, .3·10 = 3: three holders are not more than 30 %, four are. Of 3 clients, .9: one holder is enough.
@@ -154,12 +154,12 @@ def test_budgets():
 
 
 def test_first_masks_are_common_or_own():
-    for wanted in ("common", "own"):
-        masks = [parts(n, **{"dmpfl.initial-mask": wanted})[1].algorithm.init().mask for n in range(2)]
-        common = parts(**{"dmpfl.initial-mask": wanted})[0].init().global_mask
+    for mask_kind in ("common", "own"):
+        masks = [parts(n, **{"dmpfl.initial-mask": mask_kind})[1].algorithm.init().mask for n in range(2)]
+        common = parts(**{"dmpfl.initial-mask": mask_kind})[0].init().global_mask
         same = [all(np.array_equal(m[name], common[name]) for name in common) for m in masks]
-        assert same == [wanted == "common"] * 2
-        assert any(not np.array_equal(masks[0][n], masks[1][n]) for n in common) == (wanted == "own")
+        assert same == [mask_kind == "common"] * 2
+        assert any(not np.array_equal(masks[0][n], masks[1][n]) for n in common) == (mask_kind == "own")
 
 
 def test_first_masks_by_magnitude_hold_the_largest_first_weights():
@@ -167,11 +167,11 @@ def test_first_masks_by_magnitude_hold_the_largest_first_weights():
     server, host, assembly = parts(**{"dmpfl.mask-by": "magnitude"})
     state, client = server.init(), host.algorithm.init()
     drawn = unpack(parts()[0].init().global_mask, server.layout)
-    masks, theirs = unpack(state.global_mask, server.layout), unpack(client.mask, server.layout)
+    masks, client_masks = unpack(state.global_mask, server.layout), unpack(client.mask, server.layout)
     assert {part.name for part in server.parts} == {"conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"}
     for name, mask in masks.items():
         size = np.abs(assembly.task.weights[name])
-        assert np.array_equal(mask, theirs[name])
+        assert np.array_equal(mask, client_masks[name])
         assert mask.sum() == drawn[name].sum()
         assert mask.all() or size[~mask].max() <= size[mask].min()
     assert any(not np.array_equal(masks[part.name], drawn[part.name]) for part in server.parts)
@@ -217,11 +217,11 @@ def test_the_frozen_overlap_is_bit_identical_after_phase_2b(optimizer):
     assert sent == Payload()
     assert download.tensors == {}, "in round 1 the client derives w_g and m_g"
     mask, shared = unpack(after.mask, algorithm.layout), unpack(after.global_mask, algorithm.layout)
-    came = server.model(server.init())
+    received = server.model(server.init())
     start, model = spread(algorithm.init().personal, mask), algorithm.personal_model(after)
     for p in algorithm.layout:
         overlap, free = mask[p.name] & shared[p.name], mask[p.name] & ~shared[p.name]
-        assert model[p.name][overlap].tobytes() == came[p.name][overlap].tobytes()
+        assert model[p.name][overlap].tobytes() == received[p.name][overlap].tobytes()
         assert not model[p.name][~mask[p.name]].any()
         if p in algorithm.parts:
             assert overlap.any()
@@ -248,10 +248,13 @@ def test_phase_2a_trains_within_the_global_mask_and_leaves_w_c_alone():
 def test_keeping_everything_is_fedavg(schedule):
     """keep = 1 without phase 2b: m_g = m_c = 1, eq. 5 is the weighted mean, both phases are FedAvg: the same bits."""
     keys = {"clients-per-round": 2, "rounds": 4, "momentum": 0.5}
-    ours = run_in_process(assemble({**FLAT, **keys, "dmpfl.keep": 1.0, "dmpfl.schedule": schedule}))
+    dmpfl_run = run_in_process(assemble({**FLAT, **keys, "dmpfl.keep": 1.0, "dmpfl.schedule": schedule}))
     plain = {k: v for k, v in FLAT.items() if not k.startswith("dmpfl.")}
-    theirs = run_in_process(assemble({**plain, **keys, "method": "fedavg"}))
-    expected, got = theirs.algorithm.model(theirs.progress.server), ours.algorithm.model(ours.progress.server)
+    fedavg_run = run_in_process(assemble({**plain, **keys, "method": "fedavg"}))
+    expected, got = (
+        fedavg_run.algorithm.model(fedavg_run.progress.server),
+        dmpfl_run.algorithm.model(dmpfl_run.progress.server),
+    )
     for name, tensor in expected.items():
         assert got[name].tobytes() == tensor.tobytes()
 
@@ -267,11 +270,11 @@ def test_a_newcomer_is_evaluated_with_the_global_model_and_later_with_its_own():
     received = algorithm.predictor(algorithm.init(), download, plan)(x)
     torch.testing.assert_close(received, algorithm.trainer.predictor(server.model(server.init()))(x), rtol=0, atol=0)
     after, _ = algorithm.train(algorithm.init(), download, plan)
-    own = algorithm.predictor(after, None, plan)(x)
+    personal = algorithm.predictor(after, None, plan)(x)
     expected = algorithm.trainer.predictor(spread(after.personal, unpack(after.mask, algorithm.layout)))(x)
-    torch.testing.assert_close(own, expected, rtol=0, atol=0)
+    torch.testing.assert_close(personal, expected, rtol=0, atol=0)
     again = algorithm.predictor(after, download, plan)(x)  # eq. 4: the overlap is the received one again
-    assert not torch.equal(own, again)
+    assert not torch.equal(personal, again)
 
 
 def test_adaptive_inference_measures_base_entropies_after_phase_2b_and_uses_both_models():

@@ -28,23 +28,23 @@ def test_a_mask_travels_only_where_the_other_side_lacks_it():
     server, host, assembly = parts()
     name, state = host.info.name, server.init()
     masked_names = {p.name for p in host.algorithm.parts}
-    one, two_a, two_b = (Plan(9, phase, scalars={"prune": 0.0}) for phase in PHASES)
-    for plan in (one, two_a, two_b):  # a newcomer derives W_0 and the first mask
+    phase_1, phase_2a, phase_2b = (Plan(9, phase, scalars={"prune": 0.0}) for phase in PHASES)
+    for plan in (phase_1, phase_2a, phase_2b):  # a newcomer derives W_0 and the first mask
         assert server.newcomer(state, host.info, plan).tensors == {}
     trained = replace(state, weights_version=3)
-    sizes = coded(server.newcomer(trained, host.info, one))
+    sizes = coded(server.newcomer(trained, host.info, phase_1))
     assert set(sizes) == set(assembly.task.weights)
     assert not any(sizes.values()), "the first mask is derived"
     moved = replace(state, mask_version=3, weights_version=3)
-    sizes = coded(server.newcomer(moved, host.info, one))
+    sizes = coded(server.newcomer(moved, host.info, phase_1))
     assert {n for n, size in sizes.items() if size} == masked_names
-    held = replace(moved, held={name: ClientHolds(3, 2)})
-    assert not any(coded(server.download(held, host.info, two_a)).values())
+    holding = replace(moved, held={name: ClientHolds(3, 2)})
+    assert not any(coded(server.download(holding, host.info, phase_2a)).values())
     current = replace(moved, held={name: ClientHolds(3, 3)})
-    assert server.download(current, host.info, two_b).tensors == {}
-    assert server.download(current, host.info, two_a).tensors == {}
+    assert server.download(current, host.info, phase_2b).tensors == {}
+    assert server.download(current, host.info, phase_2a).tensors == {}
     assert not any(coded(first_round(server, host)[2]).values())
-    sizes = coded(first_round(server, host, replace(one, scalars={"prune": 0.3}))[2])
+    sizes = coded(first_round(server, host, replace(phase_1, scalars={"prune": 0.3}))[2])
     assert {n for n, size in sizes.items() if size} == masked_names
 
 
@@ -85,9 +85,9 @@ def test_a_client_refuses_what_it_cannot_place():
     with pytest.raises(ProtocolError, match="expected mask 0, which is held"):
         algorithm.with_download(algorithm.init(), older)
     empty = replace(download, tensors={})
-    for held, wrong in ((0, partial), (0, empty), (5, empty)):  # an empty one is for who holds version 4, no other
+    for version, wrong in ((0, partial), (0, empty), (5, empty)):  # an empty one is for who holds version 4, no other
         with pytest.raises(ProtocolError, match="payload"):
-            algorithm.with_download(replace(algorithm.init(), weights_version=held), wrong)
+            algorithm.with_download(replace(algorithm.init(), weights_version=version), wrong)
     assert algorithm.with_download(replace(algorithm.init(), weights_version=4), empty).weights_version == 4
 
 
@@ -117,10 +117,10 @@ def dense_share(clients, sampled, rounds, keep=0.5, every=10, mask_bits=1.0):
     length = rounds / 8
     never = (1 - sampled / clients) ** length
     first = clients * (1 - never) / (sampled * length)
-    one = 32 * keep + mask_bits + 32 * keep + mask_bits / every
-    two_a = 2 * 32 * keep + first * mask_bits
-    two_b = first * (32 * keep + never * mask_bits)
-    return (one / 2 + two_a / 4 + two_b / 4) / 64
+    in_phase_1 = 32 * keep + mask_bits + 32 * keep + mask_bits / every
+    in_phase_2a = 2 * 32 * keep + first * mask_bits
+    in_phase_2b = first * (32 * keep + never * mask_bits)
+    return (in_phase_1 / 2 + in_phase_2a / 4 + in_phase_2b / 4) / 64
 
 
 def test_communication_of_the_published_setting():

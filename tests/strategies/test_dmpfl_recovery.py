@@ -52,9 +52,9 @@ class Digits(Federation):
         server, layout = progress.server, self.task.layout
         closed = progress.round > self.rounds
         for name, state in self.states(strategy).items():
-            held = server.held.get(name, ClientHolds())
+            client_holds = server.held.get(name, ClientHolds())
             if not closed:
-                assert (held.global_mask, held.weights) == (state.mask_version, state.weights_version)
+                assert (client_holds.global_mask, client_holds.weights) == (state.mask_version, state.weights_version)
             believed = strategy.algorithm.personal_mask(server, name)
             for p in strategy.algorithm.parts:
                 assert np.array_equal(believed[p.name], unpack(state.mask, layout)[p.name])

@@ -15,11 +15,11 @@ from tests.strategies.dmpfl import parts
 
 def test_the_paper_s_schedule():
     """T = 300, two iterations of 2 : 1 : 1: phase 1 has 75 rounds, 2a and 2b 37 or 38."""
-    found = phases(Hyper(), 300)
-    assert (found.count("1"), found.count("2a"), found.count("2b")) == (150, 76, 74)  # 112.5 and 262.5 are rounded up
-    assert found[:75] == ["1"] * 75
-    assert found[75:113] == ["2a"] * 38
-    assert found[113:150] == ["2b"] * 37
+    order = phases(Hyper(), 300)
+    assert (order.count("1"), order.count("2a"), order.count("2b")) == (150, 76, 74)  # 112.5 and 262.5 are rounded up
+    assert order[:75] == ["1"] * 75
+    assert order[75:113] == ["2a"] * 38
+    assert order[113:150] == ["2b"] * 37
 
 
 shares = st.lists(st.tuples(st.sampled_from(PHASES), st.integers(1, 20)), min_size=1, max_size=5)
@@ -29,12 +29,12 @@ shares = st.lists(st.tuples(st.sampled_from(PHASES), st.integers(1, 20)), min_si
 def test_every_round_has_a_phase_and_every_share_its_part(entries, iterations, rounds):
     text = ",".join(f"{name}:{share}" for name, share in entries)
     assert parse_schedule(text) == entries
-    found = phases(Hyper(schedule=text, iterations=iterations), rounds)
-    assert len(found) == rounds
+    round_phases = phases(Hyper(schedule=text, iterations=iterations), rounds)
+    assert len(round_phases) == rounds
     total = iterations * sum(share for _, share in entries)
     for phase in PHASES:
-        wanted = rounds * iterations * sum(share for name, share in entries if name == phase) / total
-        assert abs(found.count(phase) - wanted) <= iterations * len(entries)
+        expected_rounds = rounds * iterations * sum(share for name, share in entries if name == phase) / total
+        assert abs(round_phases.count(phase) - expected_rounds) <= iterations * len(entries)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,12 @@ def distance(a, b):
 
 
 def support(server, client, distance, rng):
-    shared, own, theirs = np.intersect1d(client, server), np.setdiff1d(client, server), np.setdiff1d(server, client)
-    return personal_support(shared, own, theirs, distance, rng)
+    shared, client_only, server_only = (
+        np.intersect1d(client, server),
+        np.setdiff1d(client, server),
+        np.setdiff1d(server, client),
+    )
+    return personal_support(shared, client_only, server_only, distance, rng)
 
 
 def test_correlation_distance_by_hand():
@@ -120,10 +124,11 @@ def test_personal_support_draws_from_the_clients_own_first_and_then_from_the_ser
     rng = np.random.default_rng(3)
     server, client = (np.flatnonzero(rng.random(60_000) < 0.5) for _ in range(2))
     draw = derive(1, "test")
-    own, theirs = np.setdiff1d(client, server), np.setdiff1d(server, client)
-    share = int(0.3 * theirs.size + 0.5)
+    client_only, server_only = np.setdiff1d(client, server), np.setdiff1d(server, client)
+    share = int(0.3 * server_only.size + 0.5)
     drawn = [
-        draw.choice(pool, k, replace=False, shuffle=False) for pool, k in ((own, share), (theirs, theirs.size - share))
+        draw.choice(pool, k, replace=False, shuffle=False)
+        for pool, k in ((client_only, share), (server_only, server_only.size - share))
     ]
     expected = np.sort(np.concatenate([np.intersect1d(client, server), *drawn]))
     np.testing.assert_array_equal(support(server, client, 0.3, derive(1, "test")), expected)
@@ -144,32 +149,32 @@ class Spy:
     """Keeps a round's uploads and the state around it."""
 
     def __init__(self, algorithm):
-        self.algorithm, self.seen = algorithm, []
+        self.algorithm, self.aggregations = algorithm, []
         self.inner = algorithm.aggregate
         algorithm.aggregate = self
 
     def __call__(self, state, uploads, plan):
         after, metrics = self.inner(state, uploads, plan)
-        self.seen.append((state, list(uploads), after))
+        self.aggregations.append((state, list(uploads), after))
         return after, metrics
 
 
 def test_downloads_are_within_both_supports_and_carry_the_ewa_values(runs):
     from sepal.server.strategy import SepalStrategy
 
-    seen = []
+    spies = []
     original = SepalStrategy.__init__
 
     def spied(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        seen.append(Spy(self.algorithm))
+        spies.append(Spy(self.algorithm))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SepalStrategy, "__init__", spied)
         strategy = runs("fedpse", **{"fedpse.keep": 0.1})
     algorithm = strategy.algorithm
     k = count(0.1, algorithm.flat.size)
-    for _, sent, after in seen[0].seen:
+    for _, sent, after in spies[0].aggregations:
         update, anybody = aggregate(sent, algorithm.flat)
         server = set(algorithm._top_k(update, anybody).tolist())
         for upload in sent:
@@ -209,11 +214,14 @@ def test_keeping_everything_is_fedavg(runs):
     They are not the same bits: one averages weights, the other differences.
     """
     sparse, plain = runs("fedpse", lr=0.2, **{"fedpse.keep": 1.0}), runs("fedavg", lr=0.2)
-    ours, theirs = sparse.algorithm.model(sparse.progress.server), plain.algorithm.model(plain.progress.server)
-    for name in theirs:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=2e-6)
+    fedpse_model, fedavg_model = (
+        sparse.algorithm.model(sparse.progress.server),
+        plain.algorithm.model(plain.progress.server),
+    )
+    for name in fedavg_model:
+        np.testing.assert_allclose(fedpse_model[name], fedavg_model[name], atol=2e-6)
     start = plain.task.weights
-    assert max(np.abs(theirs[n] - start[n]).max() for n in theirs) > 1e-2, "nothing was trained"
+    assert max(np.abs(fedavg_model[n] - start[n]).max() for n in fedavg_model) > 1e-2, "nothing was trained"
 
 
 def test_ablations_differ_from_the_method(runs):
@@ -243,18 +251,18 @@ def test_a_client_that_waits_gets_the_same_update_later(runs):
     """With 2 of 4 clients a round, an update made for a client waits unchanged until the client takes part again."""
     from sepal.server.strategy import SepalStrategy
 
-    seen = []
+    spies = []
     original = SepalStrategy.__init__
 
     def spied(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        seen.append(Spy(self.algorithm))
+        spies.append(Spy(self.algorithm))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SepalStrategy, "__init__", spied)
         runs("fedpse", rounds=6, **{"clients-per-round": 2})
     waited = 0
-    for before, sent, after in seen[0].seen:
+    for before, sent, after in spies[0].aggregations:
         took_part = {upload.client.name for upload in sent}
         for name in set(before.pending) - took_part:
             assert after.pending[name] is before.pending[name]

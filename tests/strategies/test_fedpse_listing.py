@@ -26,7 +26,7 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def seen():
+def watched_run():
     """Rounds as (uploads, states after), and the Adam step each fit ended with, by client."""
     rounds, steps = [], {}
     aggregate, fit = FedPSEServer.aggregate, Trainer.fit
@@ -50,14 +50,17 @@ def seen():
     return rounds, steps
 
 
-def test_a_download_holds_what_the_client_sent_and_a_share_of_the_rest_in_each_tensor(seen):
+def test_a_download_holds_what_the_client_sent_and_a_share_of_the_rest_in_each_tensor(watched_run):
     """M_s is the union of all supports, so it holds M_i: |M_i| + round((1 - d)·(|M_s| - |M_i|)), d of the tensor."""
-    rounds, _ = seen
+    rounds, _ = watched_run
     flat, uploads, after, metrics = rounds[0]
     for upload in uploads:
         distances = []
         for parameter in flat.layout:
-            sent = [other.payload.tensors[parameter.name].dense().reshape(-1).astype(float) for other in uploads]
+            sent = [
+                other_upload.payload.tensors[parameter.name].dense().reshape(-1).astype(float)
+                for other_upload in uploads
+            ]
             shares = [
                 np.isin(np.arange(parameter.size), o.payload.tensors[parameter.name].positions()) for o in uploads
             ]
@@ -65,20 +68,20 @@ def test_a_download_holds_what_the_client_sent_and_a_share_of_the_rest_in_each_t
             total = sum(n * values for n, values in zip(weights, sent, strict=True))
             number = sum(n * share for n, share in zip(weights, shares, strict=True))
             update = np.divide(total, number, out=np.zeros(parameter.size), where=number > 0)
-            mine = upload.payload.tensors[parameter.name]
-            vector = mine.dense().reshape(-1)
+            sent_tensor = upload.payload.tensors[parameter.name]
+            vector = sent_tensor.dense().reshape(-1)
             d = 0.5 - 0.5 * float(vector @ update) / float(np.linalg.norm(vector) * np.linalg.norm(update))
             distances.append(d)
             down = after.pending[upload.client.name][parameter.name]
-            others = int((number > 0).sum()) - mine.nnz
-            assert down.nnz == mine.nnz + round((1 - d) * others)
-            assert np.isin(mine.positions(), down.positions()).all()
+            others = int((number > 0).sum()) - sent_tensor.nnz
+            assert down.nnz == sent_tensor.nnz + round((1 - d) * others)
+            assert np.isin(sent_tensor.positions(), down.positions()).all()
             np.testing.assert_allclose(down.values, update[down.positions()], rtol=1e-5)
         assert metrics[f"distance.{upload.client.name}"] == pytest.approx(np.mean(distances), rel=1e-5)
 
 
-def test_the_optimizer_goes_on_where_the_last_round_ended(seen):
-    _, steps = seen
+def test_the_optimizer_goes_on_where_the_last_round_ended(watched_run):
+    _, steps = watched_run
     for first, second, *_ in steps.values():
         assert second == 2 * first
 

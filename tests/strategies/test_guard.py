@@ -92,7 +92,7 @@ def planted_values(tensor, value):
 class Planting:
     """Makes client classes whose upload in round 2 has an absurd number in its ``place``-th tensor with values."""
 
-    def __init__(self, name, value, place):
+    def __init__(self, name, value, position):
         method = registry.get(name)
         self.named = ""
         planting = self
@@ -101,8 +101,8 @@ class Planting:
             def train(self, state, download, plan):
                 after, upload = super().train(state, download, plan)
                 names = [key for key, t in upload.tensors.items() if t.values is not None and t.values.size]
-                if plan.round == 2 and place < len(names):
-                    planting.named = names[place]
+                if plan.round == 2 and position < len(names):
+                    planting.named = names[position]
                     tensor = upload.tensors[planting.named]
                     planted = replace(tensor, values=planted_values(tensor, value))
                     upload = Payload({**upload.tensors, planting.named: planted}, upload.scalars)
@@ -115,9 +115,9 @@ class Planting:
 def test_an_absurd_number_in_any_tensor_of_an_upload_is_refused_and_counts_as_diverged(name):
     """1e5 in one tensor of everybody's upload, tensor by tensor. It comes through the wire's formats unharmed."""
     keys = {**next(iter(CASES[name].values())), "rounds": 2, "on-divergence": "keep", "min-replies": 1}
-    place = 0
+    position = 0
     while True:
-        planting, observed = Planting(name, 1e5, place), Observed()
+        planting, observed = Planting(name, 1e5, position), Observed()
         strategy = run_in_process(assemble(keys, planting.method), observers=[observed])
         if not planting.named:
             break
@@ -126,5 +126,5 @@ def test_an_absurd_number_in_any_tensor_of_an_upload_is_refused_and_counts_as_di
         sent_as = "update" if registry.get(name).compression else planting.named  # compression joins all tensors
         assert all(f"a change of {sent_as} by a norm of at most " in reason for reason in reasons)
         assert strategy.report.diverged == len(reasons)
-        place += 1
-    assert place or name in ("local", "local-width", "fedmask"), "only these send no values"
+        position += 1
+    assert position or name in ("local", "local-width", "fedmask"), "only these send no values"

@@ -30,10 +30,10 @@ def test_apfl_computes_twice_what_fedavg_does():
 
 def test_feddst_computes_by_the_density_of_each_layer():
     """Each layer's multiply-adds times its kept share, for every example of both epochs."""
-    found, host = work("feddst", **{"feddst.keep": 0.3, "feddst.budgets": "erk"})
+    counted, host = work("feddst", **{"feddst.keep": 0.3, "feddst.budgets": "erk"})
     algorithm = host.algorithm
     trainer, masks = algorithm.trainer, algorithm._masks(Payload())
     layers = multiply_adds(trainer.make(), trainer.x[:1])
     expected = sum(value * (masks[name].mean() if name in masks else 1) for name, value in layers.items())
-    assert found == pytest.approx(2 * len(trainer.y) * expected, rel=1e-9)
-    assert found < 0.7 * work("fedavg")[0]
+    assert counted == pytest.approx(2 * len(trainer.y) * expected, rel=1e-9)
+    assert counted < 0.7 * work("fedavg")[0]

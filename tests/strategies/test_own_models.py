@@ -37,19 +37,19 @@ METHODS = pytest.mark.parametrize("method", [name for name in registry.METHODS i
 CUT = {"local-width", "heterofl", "fjord", "fedrolex", "tailorfl", "flanc", "pa3dfl"}
 
 
-def here(name):
+def path_of(name):
     return f"{own_models.__name__}:{name}"
 
 
 def flat(method, model, **keys):
-    return {**FLAT, "method": method, "model": here(model), **keys}
+    return {**FLAT, "method": method, "model": path_of(model), **keys}
 
 
 def run(method, model, tmp_path):
     """Run two rounds; return the strategy and the modules that its clients trained."""
-    made = assemble(flat(method, model))
-    clients = Clients(made, tmp_path)
-    strategy = SepalStrategy(made.method, made.task, agreed=made.agreed, settle=0.0)
+    assembled = assemble(flat(method, model))
+    clients = Clients(assembled, tmp_path)
+    strategy = SepalStrategy(assembled.method, assembled.task, agreed=assembled.agreed, settle=0.0)
     strategy.start(InProcessGrid({number + 1: partial(clients.answer, number) for number in range(2)}))
     return strategy, [network.module for network in clients._shared.networks.values()]
 
@@ -69,28 +69,28 @@ def test_a_frozen_layer_is_never_trained_nor_sent(method, tmp_path):
     strategy, modules = run(method, "frozen", tmp_path)
     assert not any(parameter.name.startswith("embed") for parameter in strategy.task.layout)
     plain = own_models.frozen((1, 8, 8), 10)
-    found = [tensor for module in modules for tensor in tensors(module, "embed.weight")]
-    assert found, "no network with the layer"
+    frozen = [tensor for module in modules for tensor in tensors(module, "embed.weight")]
+    assert frozen, "no network with the layer"
     first = strategy.task.frozen["embed.weight"]
-    for tensor in found:
+    for tensor in frozen:
         assert tuple(tensor.shape) == tuple(plain.embed.weight.shape)
         np.testing.assert_array_equal(tensor.detach().numpy(), first)
 
 
 @METHODS
 def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
-    made = assemble(flat(method, "pretrained"))
-    task = made.task
-    given = np.linspace(-0.3, 0.3, 256, dtype=np.float32).reshape(16, 16)
+    assembled = assemble(flat(method, "pretrained"))
+    task = assembled.task
+    weights = np.linspace(-0.3, 0.3, 256, dtype=np.float32).reshape(16, 16)
     assert task.user_set == {"fc1.weight"}
-    np.testing.assert_allclose(task.weights["fc1.weight"], given, atol=1e-7)
-    assert any("1 of 8 tensors start as" in note for note in made.notes)
-    assert any("of its own, not from weights" in note for note in made.notes) == bool(made.method.starts_from)
-    server = made.method.make_server(task)
-    first = {} if made.method.starts_from else server.model(server.init())
+    np.testing.assert_allclose(task.weights["fc1.weight"], weights, atol=1e-7)
+    assert any("1 of 8 tensors start as" in note for note in assembled.notes)
+    assert any("of its own, not from weights" in note for note in assembled.notes) == bool(assembled.method.starts_from)
+    server = assembled.method.make_server(task)
+    first = {} if assembled.method.starts_from else server.model(server.init())
     if "fc1.weight" in first and method != "fedmask":  # whose weights are signs and one magnitude
         kept = first["fc1.weight"] != 0  # sparse methods start at a mask
-        np.testing.assert_allclose(first["fc1.weight"][kept], given[kept], atol=1e-7)
+        np.testing.assert_allclose(first["fc1.weight"][kept], weights[kept], atol=1e-7)
 
 
 NONE, SOME = "model: {} sets none of its {} tensors", "model: 1 of {} tensors start as {} sets them"
@@ -98,30 +98,30 @@ SEED = "the {} that are drawn at random start from the run's seed"
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "words"),
+    ("model", "user_set", "words"),
     [
-        ("other_net", set(), f"{NONE.format(here('other_net'), 8)}; {SEED.format(8)}"),
-        ("frozen", set(), f"{NONE.format(here('frozen'), 6)}; {SEED.format(6)}"),
-        ("normed", set(), f"{NONE.format(here('normed'), 9)}; {SEED.format(9)}"),
-        ("normed_before", {"2.running_mean"}, f"{SOME.format(9, here('normed_before'))}; {SEED.format(8)}"),
+        ("other_net", set(), f"{NONE.format(path_of('other_net'), 8)}; {SEED.format(8)}"),
+        ("frozen", set(), f"{NONE.format(path_of('frozen'), 6)}; {SEED.format(6)}"),
+        ("normed", set(), f"{NONE.format(path_of('normed'), 9)}; {SEED.format(9)}"),
+        ("normed_before", {"2.running_mean"}, f"{SOME.format(9, path_of('normed_before'))}; {SEED.format(8)}"),
         (
             "token",
             {"token"},
-            f"{SOME.format(10, here('token'))}; {SEED.format(9)}",
+            f"{SOME.format(10, path_of('token'))}; {SEED.format(9)}",
         ),
     ],
 )
-def test_a_line_says_whether_a_run_starts_from_what_build_sets(model, given, words):
-    made = assemble(flat("fedavg", model))
-    assert made.task.user_set == given
-    assert [note for note in made.notes if note.startswith("model: ") and "stay as" not in note] == [words]
+def test_a_line_says_whether_a_run_starts_from_what_build_sets(model, user_set, words):
+    assembled = assemble(flat("fedavg", model))
+    assert assembled.task.user_set == user_set
+    assert [note for note in assembled.notes if note.startswith("model: ") and "stay as" not in note] == [words]
 
 
 def test_the_line_is_true():
-    one, other = (assemble(flat("fedavg", "token", seed=seed)).task.weights for seed in (1, 2))
-    alike = {name for name in one if np.array_equal(one[name], other[name])}
+    first, second = (assemble(flat("fedavg", "token", seed=seed)).task.weights for seed in (1, 2))
+    alike = {name for name in first if np.array_equal(first[name], second[name])}
     assert alike == {"token"}
-    assert not one["token"].any()
+    assert not first["token"].any()
     assert (assemble(flat("fedavg", "normed_before")).task.weights["2.running_mean"] == 1).all()
 
 
@@ -136,18 +136,18 @@ def test_of_a_built_in_model_no_line_is_said(model):
 
 
 def test_each_model_of_a_mixture_starts_from_what_build_sets():
-    made = assemble(flat("fedem", "pretrained"))
-    mixture = type("Both", (Mixture,), {"task": made.task})()
+    assembled = assemble(flat("fedem", "pretrained"))
+    mixture = type("Both", (Mixture,), {"task": assembled.task})()
     first = mixture.first()
     for number in range(3):
-        np.testing.assert_array_equal(first[f"{number}/fc1.weight"], made.task.weights["fc1.weight"])
+        np.testing.assert_array_equal(first[f"{number}/fc1.weight"], assembled.task.weights["fc1.weight"])
     assert not np.array_equal(first["0/fc2.weight"], first["1/fc2.weight"])
 
 
 def test_what_differs_between_two_builds_is_drawn_from_the_seed():
-    one, other = (assemble(flat("fedavg", "pretrained", seed=seed)).task.weights for seed in (1, 2))
-    assert np.array_equal(one["fc1.weight"], other["fc1.weight"])
-    assert not np.array_equal(one["fc2.weight"], other["fc2.weight"])
+    first, second = (assemble(flat("fedavg", "pretrained", seed=seed)).task.weights for seed in (1, 2))
+    assert np.array_equal(first["fc1.weight"], second["fc1.weight"])
+    assert not np.array_equal(first["fc2.weight"], second["fc2.weight"])
 
 
 @METHODS
@@ -161,8 +161,8 @@ def test_a_shared_weight_stays_one_and_is_sent_once(method, tmp_path):
     assert ("fc1.weight" in names, "fc2.weight" in names) == (True, False)
     for module in modules:
         first, second = tensors(module, "fc1.weight"), tensors(module, "fc2.weight")
-        for one, other in zip(first, second, strict=True):
-            assert one.data_ptr() == other.data_ptr()
+        for first_tensor, second_tensor in zip(first, second, strict=True):
+            assert first_tensor.data_ptr() == second_tensor.data_ptr()
     assert any(tied_names(module) for module in modules)
 
 
@@ -176,19 +176,22 @@ def test_a_model_that_trains_nothing_is_refused():
         assemble(flat("fedavg", "all_frozen"))
 
 
-def asked_of_two(one, other, tmp_path):
+def asked_of_two(server_side, client_side, tmp_path):
     """Run a server and client 0 of the assembly ``one`` with client 1 of ``other``.
 
     Returns:
         The strategy, the error that ended its run or None, and the kinds of the messages to client 1.
     """
-    clients, kinds = [Clients(made, tmp_path / str(number)) for number, made in enumerate((one, other))], []
+    clients, kinds = (
+        [Clients(assembled, tmp_path / str(number)) for number, assembled in enumerate((server_side, client_side))],
+        [],
+    )
 
     def second(message):
         kinds.append(read_order(message.content)[0].kind)
         return clients[1].answer(1, message)
 
-    strategy = SepalStrategy(one.method, one.task, agreed=one.agreed, settle=0.0)
+    strategy = SepalStrategy(server_side.method, server_side.task, agreed=server_side.agreed, settle=0.0)
     try:
         strategy.start(InProcessGrid({1: partial(clients[0].answer, 0), 2: second}))
     except RosterError as error:
@@ -198,12 +201,12 @@ def asked_of_two(one, other, tmp_path):
 
 def test_a_client_with_other_frozen_tensors_is_refused_before_it_trains(tmp_path, monkeypatch):
     """What is trained starts alike, so only the digest of the frozen tensors tells the two apart."""
-    one = assemble(flat("fedavg", "frozen"))
+    first = assemble(flat("fedavg", "frozen"))
     with monkeypatch.context() as patch:
         patch.setattr(own_models, "frozen", own_models.frozen_elsewhere)
-        other = assemble(flat("fedavg", "frozen"))
-    assert (digest_arrays(one.task.weights), one.agreed) == (digest_arrays(other.task.weights), other.agreed)
-    _, error, kinds = asked_of_two(one, other, tmp_path)
+        changed = assemble(flat("fedavg", "frozen"))
+    assert (digest_arrays(first.task.weights), first.agreed) == (digest_arrays(changed.task.weights), changed.agreed)
+    _, error, kinds = asked_of_two(first, changed, tmp_path)
     words = r"client-00001: initial weights: expected digest \w{12} \(frozen tensors included\), got \w{12}"
     assert re.fullmatch(words, str(error))
     assert kinds
@@ -211,10 +214,10 @@ def test_a_client_with_other_frozen_tensors_is_refused_before_it_trains(tmp_path
 
 
 def test_a_client_with_the_same_frozen_tensors_trains(tmp_path):
-    one, other = (assemble(flat("fedavg", "frozen")) for _ in range(2))
-    strategy, error, kinds = asked_of_two(one, other, tmp_path)
+    first, second = (assemble(flat("fedavg", "frozen")) for _ in range(2))
+    strategy, error, kinds = asked_of_two(first, second, tmp_path)
     assert error is None
     assert kinds.count(Kind.TRAIN) == 2
-    expected = {**one.task.weights, **one.task.frozen}
-    assert set(expected) - set(one.task.weights) == {"embed.weight", "embed.bias"}
+    expected = {**first.task.weights, **first.task.frozen}
+    assert set(expected) - set(first.task.weights) == {"embed.weight", "embed.bias"}
     assert strategy.progress.weights == digest_arrays(expected)

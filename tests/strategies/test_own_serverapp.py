@@ -56,23 +56,23 @@ def test_keys_that_clients_read_differently_are_refused_by_name_before_round_1(t
     ],
 )
 def test_where_each_value_was_set_is_said_and_keys_of_one_side_may_differ(server, client, words):
-    ours, theirs = (assemble({**FLAT, "method": "fedavg", **keys}).agreed for keys in (server, client))
-    found = disagreement("a", ours, theirs)
-    assert (str(found) if found else None) == (f"a: {words}" if words else None)
+    server_keys, client_keys = (assemble({**FLAT, "method": "fedavg", **keys}).agreed for keys in (server, client))
+    error = disagreement("a", server_keys, client_keys)
+    assert (str(error) if error else None) == (f"a: {words}" if words else None)
 
 
 def test_another_version_is_refused_by_name(monkeypatch):
-    ours = assemble({**FLAT, "method": "fedavg"}).agreed
+    server_keys = assemble({**FLAT, "method": "fedavg"}).agreed
     monkeypatch.setattr(agreement, "__version__", "9.9")
     words = f"a: version of Sepal: expected {__version__} (server: installed), got 9.9 (client: installed)"
-    assert str(disagreement("a", ours, assemble({**FLAT, "method": "fedavg"}).agreed)) == words
+    assert str(disagreement("a", server_keys, assemble({**FLAT, "method": "fedavg"}).agreed)) == words
 
 
 @pytest.mark.parametrize("reported", ["", "x", "\t\t\t\n", "seed\t0\tx", "\x00" * 9999])
 def test_a_reply_without_the_keys_is_refused(reported):
-    found = disagreement("a", assemble({**FLAT, "method": "fedavg"}).agreed, reported)
+    error = disagreement("a", assemble({**FLAT, "method": "fedavg"}).agreed, reported)
     assert (
-        str(found) == f"a: version of Sepal: expected {__version__} (server: installed), got nothing (client: unknown)"
+        str(error) == f"a: version of Sepal: expected {__version__} (server: installed), got nothing (client: unknown)"
     )
 
 
@@ -116,8 +116,8 @@ def test_clients_read_none_of_the_keys_that_only_the_server_has(tmp_path, monkey
     few = {"lr": 0.01, "local-epochs": 1, "partition.subsample": 60}
     for name in registry.names():
         clients = grid(name, tmp_path / name, **few)
-        made = assemble({**FLAT, **few, "method": name})
-        strategy = SepalStrategy(made.method, made.task)
+        assembled = assemble({**FLAT, **few, "method": name})
+        strategy = SepalStrategy(assembled.method, assembled.task)
         handle = clients._nodes[1]
 
         def spy(message, handle=handle):
@@ -133,8 +133,8 @@ def test_clients_read_none_of_the_keys_that_only_the_server_has(tmp_path, monkey
 
 def test_with_a_schedule_clients_and_server_agree_on_the_rounds_and_start_changes_them_not(tmp_path):
     keys = {**FLAT, "method": "fedavg", "rounds": 4, "schedule": "cosine"}
-    made = assemble(keys)
-    assert "rounds\t4\t" in made.agreed
+    assembled = assemble(keys)
+    assert "rounds\t4\t" in assembled.agreed
     assert "rounds\t" not in assemble({**keys, "schedule": "constant"}).agreed
     with pytest.raises(ConfigError, match="num_rounds: expected rounds = 4, which clients' schedule has, got 3"):
-        SepalStrategy(made.method, made.task).start(grid("fedavg", tmp_path), num_rounds=3)
+        SepalStrategy(assembled.method, assembled.task).start(grid("fedavg", tmp_path), num_rounds=3)

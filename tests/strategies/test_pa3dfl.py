@@ -23,16 +23,18 @@ def padded(value, shape):
 def units(network, name, others):
     """h of each layer for client ``name``, who attends itself and ``others``: equations 8 and 9 in float64."""
     w = {key: value.astype(np.float64) for key, value in network.weights.items()}
-    table = np.stack([*(network.embeddings[other] for other in others), network.embeddings[name]]).astype(np.float64)
+    table = np.stack([*(network.embeddings[other_client] for other_client in others), network.embeddings[name]]).astype(
+        np.float64
+    )
     for number in range(3):
         table = np.maximum(table, 0) if number else table
         table = table @ w[f"encoder.{number}.weight"].T + w[f"encoder.{number}.bias"]
     scores = table @ table[-1] / np.sqrt(table.shape[1])
-    found = []
+    unit_outputs = []
     for log_tau, weight, bias in zip(w["log-temperature"], w["hidden.weight"], w["hidden.bias"], strict=True):
         a = np.exp(scores / np.exp(log_tau) - (scores / np.exp(log_tau)).max())
-        found.append(np.maximum(weight @ (a / a.sum() @ table) + bias, 0))
-    return found
+        unit_outputs.append(np.maximum(weight @ (a / a.sum() @ table) + bias, 0))
+    return unit_outputs
 
 
 # ------------------------------------------------------------------------------------------------------------- a round
@@ -62,10 +64,10 @@ def test_a_round_of_two_widths_by_hand():
         layer, step = server.hypernetwork.layer[p.name], np.zeros(p.shape)
         slope = np.zeros(weight.shape)
         for number in range(2):
-            here = sent[number][p.name]
+            weights = sent[number][p.name]
             whole = weight @ h[number][layer] + bias
-            np.testing.assert_allclose(here, whole[tuple(slice(n) for n in here.shape)], rtol=1e-4, atol=1e-6)
-            change = padded(here.astype(np.float64) - new[number][p.name], p.shape)
+            np.testing.assert_allclose(weights, whole[tuple(slice(n) for n in weights.shape)], rtol=1e-4, atol=1e-6)
+            change = padded(weights.astype(np.float64) - new[number][p.name], p.shape)
             loss += (change**2).sum() / 4
             step += change / 2
             slope += change[..., None] * h[number][layer] / 2
@@ -76,7 +78,7 @@ def test_a_round_of_two_widths_by_hand():
     assert metrics["hypernetwork.loss"] == pytest.approx(loss, rel=1e-4)
     assert metrics["hypernetwork.absorbed"] > 0
     assert metrics["hypernetwork.finite"] == 1
-    mean_h = np.mean([[unit @ unit for unit in each] for each in h])
+    mean_h = np.mean([[unit @ unit for unit in outputs] for outputs in h])
     assert metrics["hypernetwork.h"] == pytest.approx(mean_h, rel=1e-4)
     assert 1 <= metrics["hypernetwork.attended"] <= 2
 
@@ -126,12 +128,12 @@ def test_a_step_of_a_client_by_hand():
         for name in ("conv1.theta_u", "conv2.theta_u", "conv2.theta_v", "fc1.theta_v", "fc1.bias"):
             entries = module.body.get_parameter(name).view(-1)
             for at in (0, len(entries) // 3, len(entries) - 1):
-                kept, found = float(entries[at]), []
+                kept, losses = float(entries[at]), []
                 for step in (1e-6, -1e-6):
                     entries[at] = kept + step
-                    found.append(float(loss()))
+                    losses.append(float(loss()))
                 entries[at] = kept
-                moved = kept - 0.1 * (found[0] - found[1]) / 2e-6
+                moved = kept - 0.1 * (losses[0] - losses[1]) / 2e-6
                 assert new[f"body.{name}"].reshape(-1)[at] == pytest.approx(moved, rel=1e-4, abs=1e-6)
 
 
@@ -166,8 +168,8 @@ def test_alpha_is_the_best_of_eleven_on_validation_data_and_the_state_keeps_it()
         ranks.append((int((logits.argmax(1) == y).sum()), -float(F.cross_entropy(logits, y))))
     assert after.alpha == ranks.index(max(ranks)) / 10
     assert len(set(ranks)) > 5
-    mine = client.predictor(after, None, federation.plan)(x)
-    np.testing.assert_allclose(float(F.cross_entropy(mine, y)), -max(ranks)[1], rtol=1e-4)
+    client_logits = client.predictor(after, None, federation.plan)(x)
+    np.testing.assert_allclose(float(F.cross_entropy(client_logits, y)), -max(ranks)[1], rtol=1e-4)
     received = client.predictor(after, download, federation.plan)(x)
     np.testing.assert_allclose(float(F.cross_entropy(received, y)), -ranks[0][1], rtol=1e-4)
     assert digest(client.adapt(federation.states[0], download, federation.plan)) == digest(after)
@@ -229,19 +231,19 @@ def test_averaged_by_position_entries_that_nobody_sampled_holds_stay_as_they_wer
     cut_layers = []
     for p in federation.server.full.personal:
         name, before, new = p.name, state.personal[p.name], after.personal[p.name]
-        held = [padded(np.ones(sent[name].shape), p.shape) == 1 for sent in (wide, narrow)]
-        nobody, one = ~held[0], held[0] & ~held[1]
+        holds = [padded(np.ones(sent[name].shape), p.shape) == 1 for sent in (wide, narrow)]
+        nobody, only_wide = ~holds[0], holds[0] & ~holds[1]
         np.testing.assert_array_equal(new[nobody], before[nobody])
-        np.testing.assert_array_equal(new[one], padded(wide[name], p.shape).astype(np.float32)[one])
+        np.testing.assert_array_equal(new[only_wide], padded(wide[name], p.shape).astype(np.float32)[only_wide])
         mean = (padded(wide[name], p.shape) + padded(narrow[name], p.shape)) / 2
-        np.testing.assert_array_equal(new[held[1]], mean.astype(np.float32)[held[1]])
+        np.testing.assert_array_equal(new[holds[1]], mean.astype(np.float32)[holds[1]])
         if nobody.any():
             cut_layers.append(name)
-            assert one.any()
+            assert only_wide.any()
             assert before[nobody].any()
             assert (before[nobody] != first.personal[name][nobody]).any(), "the first round moved them"
-            assert (new[one] != before[one]).any()
-    bodies = [f"body.{layer}.{what}" for layer in ("conv1", "conv2") for what in ("theta_v", "bias")]
+            assert (new[only_wide] != before[only_wide]).any()
+    bodies = [f"body.{layer}.{parameter}" for layer in ("conv1", "conv2") for parameter in ("theta_v", "bias")]
     assert set(cut_layers) == {*bodies, "body.fc1.theta_v"}
 
 
@@ -253,11 +255,11 @@ def test_kept_locally_nothing_personal_travels_and_clients_go_on_from_their_own(
     assert not after.personal
     assert {p.name for p in federation.server.full.general} == set(uploads[1].payload.tensors)
     assert {p.name for p in federation.hosts[1].algorithm.shape.personal} == set(federation.states[1].personal)
-    own = federation.states[1].personal["body.conv2.theta_v"]
-    assert (own != first.personal["body.conv2.theta_v"]).any()
+    personal = federation.states[1].personal["body.conv2.theta_v"]
+    assert (personal != first.personal["body.conv2.theta_v"]).any()
     client = federation.hosts[1].algorithm
     again = client.received_weights(federation.states[1], federation.download(after, 1), federation.plan)
-    np.testing.assert_array_equal(again["body.conv2.theta_v"], own)
+    np.testing.assert_array_equal(again["body.conv2.theta_v"], personal)
     np.testing.assert_array_equal(again["global_head.bias"], federation.assembly.task.weights["fc2.bias"])
 
 

@@ -18,21 +18,21 @@ def fp16(values):
     return rounded(values, ValueCoding.FP16)
 
 
-def autograd(made, state, uploads, rounding):
+def autograd(hypernetwork, state, uploads, rounding):
     """Equation 7's gradient through the whole chain in float64, by torch; rounding is the identity to it."""
     leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in state.weights.items()}
     embeddings = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in state.embeddings.items()}
     table = torch.stack([embeddings[name] for name in embeddings])
     encoded = table
-    for number in range(made.hyper.depth):
+    for number in range(hypernetwork.hyper.depth):
         encoded = encoded @ leaves[f"encoder.{number}.weight"].T + leaves[f"encoder.{number}.bias"]
-        encoded = encoded.relu() if number < made.hyper.depth - 1 else encoded
+        encoded = encoded.relu() if number < hypernetwork.hyper.depth - 1 else encoded
     loss = 0.0
     for client, new in uploads.items():
-        scores = encoded @ encoded[list(embeddings).index(client)] / made.hyper.embedding**0.5
-        sent = made.generate(state, client, {k: v.shape for k, v in new.items()})
+        scores = encoded @ encoded[list(embeddings).index(client)] / hypernetwork.hyper.embedding**0.5
+        sent = hypernetwork.generate(state, client, {k: v.shape for k, v in new.items()})
         for name, value in new.items():
-            layer = made.layer[name]
+            layer = hypernetwork.layer[name]
             mixed = (scores / leaves["log-temperature"][layer].exp()).softmax(0) @ encoded
             h = (leaves["hidden.weight"][layer] @ mixed + leaves["hidden.bias"][layer]).relu()
             theta = leaves[f"decoder.{name}.weight"] @ h + leaves[f"decoder.{name}.bias"]
@@ -47,13 +47,14 @@ def autograd(made, state, uploads, rounding):
 
 @pytest.mark.parametrize("rounding", [np.copy, fp16])
 def test_gradient_is_that_of_autograd_through_the_whole_chain(rounding):
-    made, state = network()
+    hypernetwork, state = network()
     state = stirred(state)
     uploads = {
-        c: trained(made.generate(state, c, shapes(width)), number) for number, (c, width) in enumerate(WIDTHS.items())
+        c: trained(hypernetwork.generate(state, c, shapes(width)), number)
+        for number, (c, width) in enumerate(WIDTHS.items())
     }
-    loss, leaves = autograd(made, state, uploads, rounding)
-    after, figures = step(made, state, uploads.items(), rate=1.0, clip=math.inf, rounded=rounding)
+    loss, leaves = autograd(hypernetwork, state, uploads, rounding)
+    after, figures = step(hypernetwork, state, uploads.items(), rate=1.0, clip=math.inf, rounded=rounding)
     assert figures.loss == pytest.approx(loss, rel=1e-5)
     assert figures.norm == pytest.approx(
         math.sqrt(sum(float(t.grad.square().sum()) for t in leaves.values())), rel=1e-4
@@ -67,11 +68,11 @@ def test_gradient_is_that_of_autograd_through_the_whole_chain(rounding):
 
 @pytest.mark.parametrize("rounding", [np.copy, fp16])
 def test_nothing_changed_on_the_clients_is_a_gradient_of_exactly_zero(rounding):
-    made, state = network()
+    hypernetwork, state = network()
     state = stirred(state)
-    uploads = {c: made.generate(state, c, shapes(width)) for c, width in WIDTHS.items()}
+    uploads = {c: hypernetwork.generate(state, c, shapes(width)) for c, width in WIDTHS.items()}
     uploads = {c: {k: rounding(v.reshape(-1)).reshape(v.shape) for k, v in u.items()} for c, u in uploads.items()}
-    after, figures = step(made, state, uploads.items(), 0.5, rounded=rounding)
+    after, figures = step(hypernetwork, state, uploads.items(), 0.5, rounded=rounding)
     assert (figures.loss, figures.norm, figures.absorbed) == (0, 0, 0)
     assert figures.finite
     assert bits(after) == bits(state)
@@ -84,7 +85,7 @@ def test_a_step_by_hand():
     evenly: -.025, and each e gets that times 2; by the encoder's weight -.025·(1 + 3) = -.1, by its bias -.05.
     "b" changes nothing.
     """
-    made = Hypernetwork((Parameter("x.y", (1,), Role.BIAS),), 0, Hyper(embedding=1, hidden=1, depth=1))
+    hypernetwork = Hypernetwork((Parameter("x.y", (1,), Role.BIAS),), 0, Hyper(embedding=1, hidden=1, depth=1))
     start = {
         "log-temperature": [200],  # exp is infinite in float32
         "encoder.0.weight": [[2]],
@@ -94,13 +95,13 @@ def test_a_step_by_hand():
         "decoder.x.y.weight": [[0.1]],
         "decoder.x.y.bias": [0.7],
     }
-    arrays = {name: np.array(start[name], np.float32) for name in made.shapes}
+    arrays = {name: np.array(start[name], np.float32) for name in hypernetwork.shapes}
     embeddings = {"a": np.array([1], np.float32), "b": np.array([3], np.float32)}
     state = State(embeddings, arrays)
-    one = made.generate(state, "a", {"x.y": (1,)})["x.y"]
-    np.testing.assert_allclose(one, [1], rtol=1e-6)
-    uploads = {"a": {"x.y": np.array([3], np.float32)}, "b": {"x.y": one}}
-    after, figures = step(made, state, uploads.items(), rate=1.0, clip=math.inf)
+    generated = hypernetwork.generate(state, "a", {"x.y": (1,)})["x.y"]
+    np.testing.assert_allclose(generated, [1], rtol=1e-6)
+    uploads = {"a": {"x.y": np.array([3], np.float32)}, "b": {"x.y": generated}}
+    after, figures = step(hypernetwork, state, uploads.items(), rate=1.0, clip=math.inf)
     assert figures.loss == pytest.approx(1, rel=1e-6)
     assert figures.h == pytest.approx(9)
     assert figures.attended == 2
@@ -114,9 +115,9 @@ def test_a_step_by_hand():
 
 
 def test_the_gradients_norm_is_clipped():
-    made, state = network()
-    uploads = {"a": trained(made.generate(state, "a", shapes(1)), 0)}
-    after, figures = step(made, state, uploads.items(), rate=0.25, clip=0.5)
+    hypernetwork, state = network()
+    uploads = {"a": trained(hypernetwork.generate(state, "a", shapes(1)), 0)}
+    after, figures = step(hypernetwork, state, uploads.items(), rate=0.25, clip=0.5)
     assert figures.norm > 0.5
     pairs = [(v, after.weights[k]) for k, v in state.weights.items()]
     pairs += [(v, after.embeddings[k]) for k, v in state.embeddings.items()]
@@ -125,11 +126,11 @@ def test_the_gradients_norm_is_clipped():
 
 
 def test_a_step_that_would_absorb_too_much_is_shortened():
-    made, state = network()
-    new = trained(made.generate(state, "a", shapes(1)), 0)
-    whole, figures = step(made, state, [("a", new)], rate=1.0, clip=math.inf)
+    hypernetwork, state = network()
+    new = trained(hypernetwork.generate(state, "a", shapes(1)), 0)
+    whole, figures = step(hypernetwork, state, [("a", new)], rate=1.0, clip=math.inf)
     assert figures.absorbed > 1
-    shortened, limited = step(made, state, [("a", new)], rate=1.0, clip=math.inf, absorb=0.5)
+    shortened, limited = step(hypernetwork, state, [("a", new)], rate=1.0, clip=math.inf, absorb=0.5)
     assert limited.absorbed == 0.5
     for name, value in state.weights.items():
         expected = (whole.weights[name] - value) * np.float32(0.5 / figures.absorbed)
@@ -140,15 +141,15 @@ def test_absorbed_is_what_the_next_downloads_take_over():
     """Two clients with the same h and the same change, decoders without weight: in each layer θ moves by γ(1 + ‖h‖²)
     of the change, and nothing else moves.
     """
-    made, state = network()
+    hypernetwork, state = network()
     decoders = [name for name in state.weights if name.startswith("decoder") and name.endswith("weight")]
     flat = {name: np.zeros_like(state.weights[name]) for name in decoders}
     same = {"log-temperature": np.full_like(state.weights["log-temperature"], 200)}
     state = replace(state, weights={**state.weights, **flat, **same})
-    sent = made.generate(state, "a", shapes(1))
+    sent = hypernetwork.generate(state, "a", shapes(1))
     new = {k: v + np.float32(0.25) for k, v in sent.items()}
-    after, figures = step(made, state, [("a", new), ("b", new)], rate=0.01, clip=math.inf)
-    taken = made.generate(after, "b", shapes(1))
-    change = sum(float((taken[k] - sent[k]).sum()) for k in sent) / sum(0.25 * v.size for v in sent.values())
+    after, figures = step(hypernetwork, state, [("a", new), ("b", new)], rate=0.01, clip=math.inf)
+    next_download = hypernetwork.generate(after, "b", shapes(1))
+    change = sum(float((next_download[k] - sent[k]).sum()) for k in sent) / sum(0.25 * v.size for v in sent.values())
     assert figures.absorbed == pytest.approx(change, rel=1e-3)
     assert 0.01 < change < 0.01 * (1 + 5 * figures.h)

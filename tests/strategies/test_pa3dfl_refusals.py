@@ -81,11 +81,11 @@ def test_a_hostile_upload_moves_the_hypernetwork_by_no_more_than_a_clipped_step(
     """The largest values that are admitted, in all personal tensors: the step's length is rate · clip = .1."""
     federation = Federation([1.0, 1.0])
     server, state = federation.server, federation.first()
-    own, hostile = (federation.trained(state, number) for number in range(2))
+    honest, hostile = (federation.trained(state, number) for number in range(2))
     large = {p.name: np.full(p.shape, 1e6, np.float32) for p in server.full.personal}
     tensors = {**arrays(hostile.payload), **large}
     hostile = federation.upload(state, 1, Payload(dense(tensors, server.full.shared, server.coding)))
-    after, metrics = server.aggregate(state, Sent([own, hostile]), federation.plan)
+    after, metrics = server.aggregate(state, Sent([honest, hostile]), federation.plan)
     assert metrics["hypernetwork.norm"] > 1e6
     weights, network = state.hypernetwork.weights, after.hypernetwork.weights
     moved = sum(((network[n].astype(np.float64) - w) ** 2).sum() for n, w in weights.items())

@@ -119,12 +119,14 @@ def loss(t, x, y):
 
     Only the convolution has a regulariser: its u_i are rows 2i and 2i + 1 of θ_u.
     """
-    seen = features(recovered(t, "global_head"), x)
-    local = seen.detach() @ t["local_head.weight"].T + t["local_head.bias"]
-    found = F.cross_entropy(seen @ t["global_head.weight"].T + t["global_head.bias"], y) + F.cross_entropy(local, y)
+    features_seen = features(recovered(t, "global_head"), x)
+    local = features_seen.detach() @ t["local_head.weight"].T + t["local_head.bias"]
+    total = F.cross_entropy(features_seen @ t["global_head.weight"].T + t["global_head.bias"], y) + F.cross_entropy(
+        local, y
+    )
     for u in t["body.conv.theta_u"].split(2):
-        found = found + LAMBDA * 2 * (u[:, 0] @ u[:, 1]) ** 2
-    return found
+        total = total + LAMBDA * 2 * (u[:, 0] @ u[:, 1]) ** 2
+    return total
 
 
 def trained(t, x, y):
@@ -164,38 +166,38 @@ def of_method():
     return Pa3dFLServer(task), clients
 
 
-def close(found, expected):
-    assert found.keys() == expected.keys()
+def close(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        np.testing.assert_allclose(found[name], tensor, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name], tensor, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_two_rounds_of_two_widths_with_personal_tensors_kept_locally():
     """θ_u is the plain mean, although the clients have unlike numbers of examples. α: .3 and .9, then .8 and .6."""
     server, clients = of_method()
-    state, states = server.init(), {name: made.init() for name, made in clients.items()}
+    state, states = server.init(), {name: client_algorithm.init() for name, client_algorithm in clients.items()}
     first = initial()
     general, alphas = double({name: first[name] for name in GENERAL}), []
     head = double({f"global_head.{part}": FIRST[f"head.{part}"] for part in ("weight", "bias")})
     personal = {name: double(factors(first, capacity**0.5)) for name, (capacity, _) in CLIENTS.items()}
     for number in (1, 2):
         plan, uploads, sent = server.plan(number), Sent(), []
-        for name, made in clients.items():
-            x, xv = made.trainer.x.double(), made.trainer.x_validation.double()
+        for name, client_algorithm in clients.items():
+            x, xv = client_algorithm.trainer.x.double(), client_algorithm.trainer.x_validation.double()
             received = general | personal[name] | head
-            after = trained(received, x, made.trainer.y)
-            alpha, mixed = chosen(received, after, xv, made.trainer.y_validation)
-            download = server.download(state, made.trainer.client, plan)
-            view = made.predictor(states[name], download, plan)(made.trainer.x_validation)
+            after = trained(received, x, client_algorithm.trainer.y)
+            alpha, mixed = chosen(received, after, xv, client_algorithm.trainer.y_validation)
+            download = server.download(state, client_algorithm.trainer.client, plan)
+            view = client_algorithm.predictor(states[name], download, plan)(client_algorithm.trainer.x_validation)
             np.testing.assert_allclose(view, logits(recovered(received, "global_head"), xv), rtol=1e-4, atol=1e-5)
-            states[name], payload = made.train(states[name], download, plan)
-            uploads.append(Upload(made.trainer.client, payload))
+            states[name], payload = client_algorithm.train(states[name], download, plan)
+            uploads.append(Upload(client_algorithm.trainer.client, payload))
             personal[name] = {part: after[part] for part in personal[name]}
             close({part: tensor.dense() for part, tensor in payload.tensors.items()}, {p: after[p] for p in GENERAL})
             close(states[name].personal, personal[name])
             assert states[name].alpha == alpha
             close(states[name].model, mixed)
-            view = made.predictor(states[name], None, plan)(made.trainer.x_validation)
+            view = client_algorithm.predictor(states[name], None, plan)(client_algorithm.trainer.x_validation)
             np.testing.assert_allclose(view, logits(mixed, xv), rtol=1e-4, atol=1e-5)
             sent.append(after)
             alphas.append(alpha)

@@ -44,28 +44,28 @@ def test_the_share_of_the_smallest_width_is_that_of_table_2():
     federation = Federation([1.0])
     task = federation.assembly.task
     plain = models.build("cnn-cifar100-pa3dfl", (3, 32, 32), 10)
-    made = replace(
+    paper_task = replace(
         task,
         layout=models.layout(plain),
         make=lambda: models.build("cnn-cifar100-pa3dfl", (3, 32, 32), 10),
         input_shape=(3, 32, 32),
     )
-    assert Shape.of(made, 1 / 256).share == pytest.approx(21_043 / 797_962, abs=1e-9)
+    assert Shape.of(paper_task, 1 / 256).share == pytest.approx(21_043 / 797_962, abs=1e-9)
 
 
 def test_an_honest_upload_is_within_the_limit_also_where_it_is_more_than_twice_the_model():
     """Short kernels and a small p_min: har-cnn of 36,806 entries at p_min = 1/64 sends 93,460 at width 1."""
     federation = Federation([1.0], **{"pa3dfl.least": 1 / 64})
     plain = models.build("har-cnn", (9, 128), 6)
-    made = replace(
+    task = replace(
         federation.assembly.task,
         layout=models.layout(plain),
         make=lambda: models.build("har-cnn", (9, 128), 6),
         input_shape=(9, 128),
     )
-    sent = sum(part.size for part in Shape.of(made, 1.0).shared)
-    assert sent > 2 * sum(part.size for part in made.layout)
-    assert most_message_bytes(made) == 2 * 4 * sent + (64 << 10)
+    sent = sum(part.size for part in Shape.of(task, 1.0).shared)
+    assert sent > 2 * sum(part.size for part in task.layout)
+    assert most_message_bytes(task) == 2 * 4 * sent + (64 << 10)
 
 
 def test_multiply_adds_count_a_recovered_weight_once_a_batch():
@@ -151,8 +151,10 @@ def test_embeddings_and_hypernetwork_appear_in_no_message_of_a_whole_run(monkeyp
     networks = [state.hypernetwork for state in states]
     assert len(networks) == 2 * strategy.task.config.rounds
     # a personal tensor at the start is its decoder's bias
-    secrets = [array for one in networks for array in one.embeddings.values()]
-    secrets += [array for one in networks for name, array in one.weights.items() if not name.endswith(".bias")]
+    secrets = [array for hypernetwork in networks for array in hypernetwork.embeddings.values()]
+    secrets += [
+        array for hypernetwork in networks for name, array in hypernetwork.weights.items() if not name.endswith(".bias")
+    ]
     assert len(secrets) > 100
     for array in (array.ravel() for array in secrets if array.size > 3 and np.ptp(array) > 0):
         for begin in (0, array.size // 2 - 2, array.size - 4):
@@ -171,11 +173,11 @@ def test_a_download_holds_general_and_personal_tensors_alone_and_the_digest_cove
             assert not content.scalars
             specs = dense_specs(Shape.of(strategy.task, capacity).shared)
             assert list(decode(content.data, specs)) == [p.name for p in server.full.shared]
-    held = server.model(state)
+    contents = server.model(state)
     network = {f"hypernetwork/{name}" for name in state.hypernetwork.weights}
-    assert network | {f"embedding/{name}" for name in state.hypernetwork.embeddings} < set(held)
+    assert network | {f"embedding/{name}" for name in state.hypernetwork.embeddings} < set(contents)
     for changed in ("embedding/client-00000", "hypernetwork/log-temperature", "body.conv1.theta_u"):
-        assert digest_arrays({**held, changed: held[changed] + 1}) != digest_arrays(dict(held))
+        assert digest_arrays({**contents, changed: contents[changed] + 1}) != digest_arrays(dict(contents))
 
 
 def test_who_joins_late_has_an_embedding_from_its_name_and_takes_part_at_once():
@@ -214,9 +216,9 @@ def test_a_novel_client_has_an_embedding_and_a_received_model_in_the_closing_rou
 def test_the_server_makes_one_model_for_each_width():
     """Capacities within a step of the widths share one; a roster of a thousand makes sixteen at most."""
     federation = Federation(CAPACITIES)
-    first, again, other = (ClientInfo("c", 1, capacity) for capacity in (0.25, 0.3, 0.5))  # widths 1/2, 1/2, 11/16
+    first, again, wider = (ClientInfo("c", 1, capacity) for capacity in (0.25, 0.3, 0.5))  # widths 1/2, 1/2, 11/16
     assert federation.server.shape(first) is federation.server.shape(again)
-    assert federation.server.shape(other).width == 11 / 16
+    assert federation.server.shape(wider).width == 11 / 16
 
 
 def test_the_server_reads_the_uploads_of_a_step_one_at_a_time(monkeypatch):
@@ -235,12 +237,12 @@ def test_the_server_reads_the_uploads_of_a_step_one_at_a_time(monkeypatch):
     def watched(before, new, rounded):
         read.clear()
 
-        def taken():
+        def counted_uploads():
             for entry in new:
                 counts.append(len(read))
                 yield entry
 
-        return step(before, taken(), rounded)
+        return step(before, counted_uploads(), rounded)
 
     monkeypatch.setattr(server.hypernetwork, "step", watched)
     sent = Counted(uploads)

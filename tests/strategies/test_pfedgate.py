@@ -30,10 +30,10 @@ def test_an_index_is_averaged_over_those_that_sent_it_and_nobodys_stays():
     """Two clients of 1 and 3 examples send Δ = 4 and Δ = 8: (1·4 + 3·8)/4 = 7 where both did."""
     server, _ = parts()
     state, blocks = server.init(), server.gated.blocks(0.3)
-    one, two = blocks.first.copy(), blocks.first.copy()
-    one[1], two[2] = True, True
+    first, second = blocks.first.copy(), blocks.first.copy()
+    first[1], second[2] = True, True
     uploads = Sent()
-    for name, examples, on, value in (("a", 1, one, 4.0), ("b", 3, two, 8.0)):
+    for name, examples, on, value in (("a", 1, first, 4.0), ("b", 3, second, 8.0)):
         start = server.model(state)
         model = {key: array + np.float32(value) for key, array in start.items()}
         sent = server.gated.update(start, model, on, 0.3, server.coding)
@@ -45,7 +45,7 @@ def test_an_index_is_averaged_over_those_that_sent_it_and_nobodys_stays():
     np.testing.assert_allclose(moved, np.repeat(expected, blocks.sizes), atol=1e-5)
     untouched = np.repeat(expected == 0, blocks.sizes)
     assert (flat(server, after.weights) == flat(server, state.weights))[untouched].all()
-    assert metrics["share-uploaded"] == pytest.approx((blocks.share(one) + blocks.share(two)) / 2)
+    assert metrics["share-uploaded"] == pytest.approx((blocks.share(first) + blocks.share(second)) / 2)
     assert server.aggregate(state, Sent(), Plan(1))[0].weights.keys() == state.weights.keys()
 
 
@@ -53,17 +53,17 @@ def test_budgets_below_one_block_have_blocks_of_their_own():
     """s = .1 with B = 5 has s_min = .05, so its blocks are others than those of s = .3; entries decide."""
     server, _ = parts(**{"pfedgate.keep": 0.0})
     state = server.init()
-    uploads, held = Sent(), []
+    uploads, masks = Sent(), []
     for name, capacity in (("a", 0.1), ("b", 0.3)):
         client, blocks = ClientInfo(name, 2, capacity), server.gated.blocks(capacity)
         start = server.model(state)
         model = {key: array + np.float32(1) for key, array in start.items()}
         content = seal(Payload(server.gated.update(start, model, blocks.first, capacity, server.coding)))
         uploads.append(Upload(client, unseal(content, server.upload_schema(state, client, Plan(1)))))
-        held.append(np.repeat(blocks.first, blocks.sizes))
-    assert held[0].sum() < held[1].sum()
+        masks.append(np.repeat(blocks.first, blocks.sizes))
+    assert masks[0].sum() < masks[1].sum()
     moved = flat(server, server.aggregate(state, uploads, Plan(1))[0].weights) != flat(server, state.weights)
-    assert np.array_equal(moved, held[0] | held[1])
+    assert np.array_equal(moved, masks[0] | masks[1])
 
 
 def test_at_full_budget_with_all_gates_at_one_it_is_fedavg_bit_for_bit(monkeypatch):
@@ -80,10 +80,10 @@ def test_at_full_budget_with_all_gates_at_one_it_is_fedavg_bit_for_bit(monkeypat
         server, host = parts(number, **keys)
         fedavg = assemble({**{k: v for k, v in FLAT.items() if not k.startswith("pfedgate")}, "method": "fedavg"})
         fedavg = assemble({**fedavg.task.config.flat(), "momentum": 0.9, "local-epochs": 1})
-        theirs = build_host(Shared.around(fedavg, "cpu"), Node(number, 4), "run", ScratchStore())
+        fedavg_host = build_host(Shared.around(fedavg, "cpu"), Node(number, 4), "run", ScratchStore())
         start = server.model(server.init())
         _, upload = host.algorithm.train(host.algorithm.init(), Payload(), Plan(1))
-        trained, _ = theirs.algorithm.train(theirs.algorithm.init(), Payload(), Plan(1))
+        trained, _ = fedavg_host.algorithm.train(fedavg_host.algorithm.init(), Payload(), Plan(1))
         uploads.append(Upload(host.info, upload))
         delta = flat(server, trained.model) - flat(server, start)
         assert np.abs(delta).max() > 1e-3
@@ -202,11 +202,11 @@ def test_model_and_gate_have_rates_and_clipping_of_their_own():
 def test_optimizer_state_outlives_the_round_where_asked():
     keys = {"momentum": 0.9, "local-epochs": 1, **BATCH}
     client = alone(10, **keys, **{"pfedgate.keep-optimizer": True})
-    one, _ = client.train(client.init(), Payload(), Plan(1))
-    assert {name.partition("/")[0] for name in one.optimizer} == {"momentum_buffer"}
-    assert {name.partition("/")[2].partition(".")[0] for name in one.optimizer} == {"model", "gate"}
-    again, _ = client.train(one, Payload(), Plan(1))
-    restarted, _ = client.train(replace(one, optimizer={}), Payload(), Plan(1))
+    trained, _ = client.train(client.init(), Payload(), Plan(1))
+    assert {name.partition("/")[0] for name in trained.optimizer} == {"momentum_buffer"}
+    assert {name.partition("/")[2].partition(".")[0] for name in trained.optimizer} == {"model", "gate"}
+    again, _ = client.train(trained, Payload(), Plan(1))
+    restarted, _ = client.train(replace(trained, optimizer={}), Payload(), Plan(1))
     assert not np.array_equal(again.model["fc2.weight"], restarted.model["fc2.weight"])
     assert alone(10, **keys).train(client.init(), Payload(), Plan(1))[0].optimizer == {}
 
@@ -215,27 +215,27 @@ def test_optimizer_state_outlives_the_round_where_asked():
 def test_a_client_goes_on_with_its_gate_and_its_statistics(gating):
     """In the next round, and where it is predicted for: a client whose gate began anew would give something else."""
     client = alone(24, **{"pfedgate.gating": gating, "pfedgate.keep": 0.5})
-    one, _ = client.train(client.init(), Payload(), Plan(1))
+    trained, _ = client.train(client.init(), Payload(), Plan(1))
     first = client.gated.first_gate(0.5)
     moved = ("linear.weight", "norm.running_mean", "norm.running_var", "batch_norm.running_mean")
-    assert all(not np.array_equal(one.gate[name], first[name]) for name in moved)
-    download = Payload({name: whole(array) for name, array in one.model.items()})
-    two, _ = client.train(one, download, Plan(2))
-    anew, _ = client.train(replace(one, gate={}), download, Plan(2))
-    assert all(not np.array_equal(two.gate[name], anew.gate[name]) for name in moved)
+    assert all(not np.array_equal(trained.gate[name], first[name]) for name in moved)
+    download = Payload({name: whole(array) for name, array in trained.model.items()})
+    trained_again, _ = client.train(trained, download, Plan(2))
+    anew, _ = client.train(replace(trained, gate={}), download, Plan(2))
+    assert all(not np.array_equal(trained_again.gate[name], anew.gate[name]) for name in moved)
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(2))
-    received, fresh = (client.predictor(state, download, Plan(2))(x) for state in (one, client.init()))
+    received, fresh = (client.predictor(state, download, Plan(2))(x) for state in (trained, client.init()))
     assert not torch.allclose(received, fresh)
-    kept = client.predictor(one, None, Plan(2))(x)
+    kept = client.predictor(trained, None, Plan(2))(x)
     assert torch.equal(received, kept), "the same model behind the same gate"
 
 
 def test_the_first_gate_follows_from_the_seed_alone():
     """The same for two clients of a run, another in a run of another seed."""
-    one, other = (parts(number)[1].algorithm.gated.first_gate(0.3) for number in (0, 1))
+    first, second = (parts(number)[1].algorithm.gated.first_gate(0.3) for number in (0, 1))
     elsewhere = parts(0, seed=6)[1].algorithm.gated.first_gate(0.3)
-    assert all(np.array_equal(one[name], other[name]) for name in one)
-    assert not np.array_equal(one["linear.weight"], elsewhere["linear.weight"])
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert not np.array_equal(first["linear.weight"], elsewhere["linear.weight"])
 
 
 @pytest.mark.parametrize("without", ["none", "pre-norm", "post-norm", "sigmoid"])
@@ -243,13 +243,13 @@ def test_the_first_gate_follows_from_the_seed_alone():
 def test_by_default_every_weight_m_starts_at_one(gating, without):
     """The last layer before the sigmoid is 0, and 2·σ(0) = 1: the model is the plain one; the paper's M is near .5."""
     keys = {"pfedgate.gating": gating, "pfedgate.keep": 1.0, "pfedgate.without": without, "evaluate.shift": False}
-    half, one = (alone(12, **{**keys, "pfedgate.start": start}) for start in ("half", "one"))
-    x, weights = one.trainer.x, one.task.weights
-    module = one._loaded(weights, one.init())[1]
+    half, open_gate = (alone(12, **{**keys, "pfedgate.start": start}) for start in ("half", "one"))
+    x, weights = open_gate.trainer.x, open_gate.task.weights
+    module = open_gate._loaded(weights, open_gate.init())[1]
     gates, on = module.sparse_weights(x)
     assert on.all()
     assert torch.equal(gates, torch.ones_like(gates))
-    plain = one.task.make()
+    plain = open_gate.task.make()
     plain.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     torch.testing.assert_close(module.train()(x), plain(x))
     gates = half._loaded(weights, half.init())[1].sparse_weights(x)[0]
@@ -271,14 +271,14 @@ def test_keys_reach_the_gated_module():
     """L = 40 blocks of digits-cnn; one path has one output for each block."""
     plain, keys = alone(4).gated.module(0.5), {"paths": 1, "shift": 2.0, "start": "one", "solver": "greedy-value"}
     keys["norm-variance"] = "unbiased"
-    other = alone(4, **{f"pfedgate.{key}": value for key, value in keys.items()}).gated.module(0.5)
-    assert (plain.paths, other.paths) == (2, 1)
-    assert len(plain.gate.linear.weight) == 2 * len(other.gate.linear.weight) == 2 * len(plain.on)
-    assert (plain.gate.shift, other.gate.shift) == (0.0, 2.0)
-    assert (plain.gate.start, other.gate.start) == ("half", "one")
-    assert (plain.gate.norm.correction, other.gate.norm.correction) == (0, 1)
+    changed = alone(4, **{f"pfedgate.{key}": value for key, value in keys.items()}).gated.module(0.5)
+    assert (plain.paths, changed.paths) == (2, 1)
+    assert len(plain.gate.linear.weight) == 2 * len(changed.gate.linear.weight) == 2 * len(plain.on)
+    assert (plain.gate.shift, changed.gate.shift) == (0.0, 2.0)
+    assert (plain.gate.start, changed.gate.start) == ("half", "one")
+    assert (plain.gate.norm.correction, changed.gate.norm.correction) == (0, 1)
     values = np.random.default_rng(0).random((50, len(plain.on)))
-    exact, greedy = plain.choose(values), other.choose(values)
+    exact, greedy = plain.choose(values), changed.choose(values)
     assert (values * exact).sum() > (values * greedy).sum()
 
 
@@ -296,9 +296,9 @@ def test_shares_of_weights_and_of_multiply_adds_by_hand(gating):
     entries = {name: sum(sizes) for name, sizes in client.blocks.by_tensor().items()}
     # conv1: 9·16 weights at 64 places; conv2: 9·16·32 at 16; fc1: 128·32; fc2: 32·10
     adds = {"conv1.weight": 9 * 16 * 64, "conv2.weight": 9 * 16 * 32 * 16, "fc1.weight": 128 * 32, "fc2.weight": 320}
-    each = [adds.get(name, 0) / entries[name] for name in client.blocks.names] * client.blocks.sizes
+    adds_per_weight = [adds.get(name, 0) / entries[name] for name in client.blocks.names] * client.blocks.sizes
     assert figures["share"] == pytest.approx((masks * client.blocks.sizes).sum(1).mean() / sum(entries.values()))
-    assert figures["share-multiply-adds"] == pytest.approx((masks * each).sum(1).mean() / sum(adds.values()))
+    assert figures["share-multiply-adds"] == pytest.approx((masks * adds_per_weight).sum(1).mean() / sum(adds.values()))
 
 
 def test_a_novel_client_trains_its_gate_and_nothing_else():

@@ -137,5 +137,5 @@ def test_an_index_is_averaged_over_those_that_sent_it():
         index = blocks.positions(np.isin(np.arange(3), sent))
         tensor = SparseTensor((3,), index, np.full(index.size, 10 * client, np.float32))
         uploads.append(Upload(ClientInfo(f"c{client}", client), Payload({"l0.w": tensor})))
-    held = mean_of_holders(uploads, {"l0.w": (3,)})
-    assert np.allclose(held.mean["l0.w"], [32.5, 290 / 9, 30])
+    averaged = mean_of_holders(uploads, {"l0.w": (3,)})
+    assert np.allclose(averaged.mean["l0.w"], [32.5, 290 / 9, 30])

@@ -66,16 +66,16 @@ def test_the_achieved_share_never_exceeds_the_budget(parts, keep, gating, cost, 
 
 def test_a_run_reports_a_share_within_each_clients_budget():
     """Budgets from the clients' capacities; one of them is below 1/B."""
-    found = []
+    reports = []
 
     class Watch(RoundLog):
         def round(self, progress, record, line):
-            found.extend((reply.client.capacity, reply.metrics) for reply in record.replies.values())
+            reports.extend((reply.client.capacity, reply.metrics) for reply in record.replies.values())
 
     keys = {"pfedgate.keep": 0.0, "capacity.profile": "0.1,0.5", "rounds": 1, "local-epochs": 1}
     run_in_process(assemble({**FLAT, **keys}), observers=[Watch()])
-    assert {capacity for capacity, _ in found} == {0.1, 0.5}
-    for capacity, metrics in found:
+    assert {capacity for capacity, _ in reports} == {0.1, 0.5}
+    for capacity, metrics in reports:
         assert 0 < metrics["share"] <= capacity
         assert 0 < metrics["share-multiply-adds"] <= 1
         assert metrics["masks"] >= 1
@@ -102,15 +102,15 @@ def test_without_a_budget_a_client_has_half_or_its_capacity(keys, capacity, budg
 def test_by_default_half_of_the_blocks_are_off():
     """At s = 1 with M at one, pFedGate is FedAvg on updates: a default that does nothing."""
     flat = {key: value for key, value in FLAT.items() if not key.startswith("pfedgate")}
-    found = []
+    shares = []
 
     class Watch(RoundLog):
         def round(self, progress, record, line):
-            found.extend(client["metrics"]["share"] for client in line["clients"])
+            shares.extend(client["metrics"]["share"] for client in line["clients"])
 
     run_in_process(assemble({**flat, "rounds": 1}), observers=[Watch()])
-    assert len(found) >= 4
-    assert all(0.2 <= share <= 0.5 for share in found)
+    assert len(shares) >= 4
+    assert all(0.2 <= share <= 0.5 for share in shares)
 
 
 def test_by_batch_every_share_of_shift_is_evaluated():
@@ -175,21 +175,25 @@ def test_uploads_that_do_not_follow_the_contract_are_refused_by_name():
     server, host = parts()
     assert server.gated.flat.size == 9258
     schema, blocks = server.upload_schema(server.init(), host.info, Plan(1)), server.gated.blocks(0.3)
-    held = int(blocks.sizes[blocks.first].sum())
-    assert unseal(bent(blocks.first, held), schema).tensors["delta"].nnz == held
+    entry_count = int(blocks.sizes[blocks.first].sum())
+    assert unseal(bent(blocks.first, entry_count), schema).tensors["delta"].nnz == entry_count
     without = blocks.first.copy()
     without[0] = False
     without[1] = True
     cases = [
-        (bent(without, held), ProtocolError, "blocks: expected every tensor's first block, got without that of conv1"),
         (
-            bent(blocks.first, held + 1),
-            WireError,
-            rf"delta count: expected {held} of the known support, got {held + 1}",
+            bent(without, entry_count),
+            ProtocolError,
+            "blocks: expected every tensor's first block, got without that of conv1",
         ),
-        (bent(blocks.first, held - 1), WireError, "delta count"),
-        (bent(blocks.first, held, explicit=True), WireError, "delta index: expected derived support"),
-        (bent(blocks.first[:-1], held), WireError, "blocks shape"),
+        (
+            bent(blocks.first, entry_count + 1),
+            WireError,
+            rf"delta count: expected {entry_count} of the known support, got {entry_count + 1}",
+        ),
+        (bent(blocks.first, entry_count - 1), WireError, "delta count"),
+        (bent(blocks.first, entry_count, explicit=True), WireError, "delta index: expected derived support"),
+        (bent(blocks.first[:-1], entry_count), WireError, "blocks shape"),
         (bent(np.zeros(len(blocks.names), bool), 1), WireError, "delta count: expected 0 of the known support, got 1"),
     ]
     for content, kind, words in cases:

@@ -132,8 +132,8 @@ def test_samples_do_not_see_each_other():
         solve = Knapsack(blocks, 0.5, solver)
         together = solve(values)
         assert len({on.tobytes() for on in together}) > 1
-        for one, row in zip(together, values, strict=True):
-            assert np.array_equal(solve(row[None])[0], one)
+        for solution, row in zip(together, values, strict=True):
+            assert np.array_equal(solve(row[None])[0], solution)
 
 
 def test_what_costs_nothing_is_on():

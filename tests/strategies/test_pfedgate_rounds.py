@@ -96,9 +96,9 @@ class ByHand:
             moved("batch_norm.running_mean", of_z[0])
             moved("batch_norm.running_var", z.var(0, correction=1))
         z = (z - of_z[0]) / torch.sqrt(of_z[1] + 1e-5)
-        found = torch.sigmoid(z * phi["batch_norm.weight"] + phi["batch_norm.bias"])
-        found = found.mean(0, keepdim=True) if self.gating == "batch" else found
-        return found[:, :6], found[:, 6:]
+        outputs = torch.sigmoid(z * phi["batch_norm.weight"] + phi["batch_norm.bias"])
+        outputs = outputs.mean(0, keepdim=True) if self.gating == "batch" else outputs
+        return outputs[:, :6], outputs[:, 6:]
 
     def chosen(self, importance):
         """The best of all subsets of the other five blocks that fit, for each row of G; no two may be close."""
@@ -144,8 +144,8 @@ def joined(theta):
     return np.concatenate([np.asarray(theta[name]).reshape(-1) for name in ("fc.weight", "fc.bias")])
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["optimizer kept", "optimizer anew"])
@@ -177,6 +177,6 @@ def test_the_second_round_goes_on_with_the_gate_of_the_first_and_starts_from_the
             close(state.optimizer[f"momentum_buffer/{name}"], expected)
         for received in (model("third"), None):
             download = received and Payload({name: whole(array) for name, array in received.items()})
-            found = client.predictor(state, download, Plan(number + 1))(unseen)
+            logits = client.predictor(state, download, Plan(number + 1))(unseen)
             used = {name: torch.from_numpy(array).double() for name, array in received.items()} if received else theta
-            close(found, hand.logits(used, hand.gate, unseen.double(), training=False)[0])
+            close(logits, hand.logits(used, hand.gate, unseen.double(), training=False)[0])

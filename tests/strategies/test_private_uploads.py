@@ -30,23 +30,23 @@ def federation(method, clip=CLIP, noise=NOISE, **keys):
     return Federation([1.0], method=method, **{"privacy.clip": clip, "privacy.noise": noise, **keys})
 
 
-def mine(update, round=1, clip=CLIP, noise=NOISE):
+def expected_release(update, round=1, clip=CLIP, noise=NOISE):
     """The release of client 0 of a run with seed 3, computed beside the methods."""
     key = derive_seed(3, "privacy", "client-00000").to_bytes(16, "little")
     return release(update, PrivacySettings(clip=clip, noise=noise), key, round)
 
 
-def flat_upload(found, upload):
+def flat_upload(federated, upload):
     """Positions and values of a sparse upload, over the flat model."""
     tensors = upload.payload.tensors
     if "update" in tensors:
         return tensors["update"].positions(), tensors["update"].values
-    return Flat(trained(found.task.layout)).gather(tensors)
+    return Flat(trained(federated.task.layout)).gather(tensors)
 
 
-def gained(found, before):
+def gained(federated, before):
     """Update and residual of client 0, before anything was clipped."""
-    flat, state = Flat(trained(found.task.layout)), found.states[0]
+    flat, state = Flat(trained(federated.task.layout)), federated.states[0]
     join = lambda part: part if isinstance(part, np.ndarray) else flat.join(part)  # noqa: E731
     model, base = (state.inner.model, state.held) if hasattr(state, "held") else (state.model, state.base)
     return join(model) - join(base) + join(before.residual)
@@ -87,10 +87,10 @@ def test_a_model_with_running_statistics_is_refused():
 
 def test_fedavg_sends_what_it_received_and_the_clipped_change():
     """Without noise: W + Δ · clip / ‖Δ‖, by hand from the model that the client keeps."""
-    found = federation("fedavg", noise=0.0)
-    flat, server = Flat(found.task.layout), found.server
-    upload = found.trained(server.init(), 0, server.plan(1))
-    start, end = flat.join(found.task.weights), flat.join(found.states[0].model)
+    federated = federation("fedavg", noise=0.0)
+    flat, server = Flat(federated.task.layout), federated.server
+    upload = federated.trained(server.init(), 0, server.plan(1))
+    start, end = flat.join(federated.task.weights), flat.join(federated.states[0].model)
     change = (end - start).astype(np.float64)
     assert np.linalg.norm(change) > 2 * CLIP, "nothing to clip"
     sent = np.concatenate([tensor.values for tensor in upload.payload.tensors.values()])
@@ -98,24 +98,24 @@ def test_fedavg_sends_what_it_received_and_the_clipped_change():
 
 
 def test_fedavg_sends_noise_on_every_entry():
-    found = federation("fedavg")
-    flat, server = Flat(found.task.layout), found.server
-    upload = found.trained(server.init(), 0, server.plan(1))
-    start, end = flat.join(found.task.weights), flat.join(found.states[0].model)
+    federated = federation("fedavg")
+    flat, server = Flat(federated.task.layout), federated.server
+    upload = federated.trained(server.init(), 0, server.plan(1))
+    start, end = flat.join(federated.task.weights), flat.join(federated.states[0].model)
     sent = np.concatenate([tensor.values for tensor in upload.payload.tensors.values()])
-    np.testing.assert_array_equal(sent, start + mine(end - start).noised)
+    np.testing.assert_array_equal(sent, start + expected_release(end - start).noised)
     assert (sent != start).all()
 
 
 @pytest.mark.parametrize("method", SPARSE)
 def test_noise_comes_before_the_selection(method):
     """The positions are the largest of the noised update: most of them are others than without noise."""
-    found, before = federation(method), None
-    before = found.states[0]
-    upload = found.trained(found.server.init(), 0, found.server.plan(1))
-    vector = gained(found, before)
-    index, _ = flat_upload(found, upload)
-    expected = top_k(mine(vector).noised, count(0.1, vector.size))
+    federated, before = federation(method), None
+    before = federated.states[0]
+    upload = federated.trained(federated.server.init(), 0, federated.server.plan(1))
+    vector = gained(federated, before)
+    index, _ = flat_upload(federated, upload)
+    expected = top_k(expected_release(vector).noised, count(0.1, vector.size))
     np.testing.assert_array_equal(index, expected)
     quiet = federation(method, noise=0.0)
     plain, _ = flat_upload(quiet, quiet.trained(quiet.server.init(), 0, quiet.server.plan(1)))
@@ -125,12 +125,12 @@ def test_noise_comes_before_the_selection(method):
 
 @pytest.mark.parametrize("method", SPARSE)
 def test_the_residual_is_the_clipped_part_that_was_not_sent_without_noise(method):
-    found = federation(method)
-    before = found.states[0]
-    index, _ = flat_upload(found, found.trained(found.server.init(), 0, found.server.plan(1)))
-    expected = mine(gained(found, before)).clipped.copy()
+    federated = federation(method)
+    before = federated.states[0]
+    index, _ = flat_upload(federated, federated.trained(federated.server.init(), 0, federated.server.plan(1)))
+    expected = expected_release(gained(federated, before)).clipped.copy()
     expected[index] = 0
-    flat, residual = Flat(trained(found.task.layout)), found.states[0].residual
+    flat, residual = Flat(trained(federated.task.layout)), federated.states[0].residual
     np.testing.assert_array_equal(residual if method == "fedstc" else flat.join(residual), expected)
     assert np.linalg.norm(expected) > 0
 
@@ -138,16 +138,16 @@ def test_the_residual_is_the_clipped_part_that_was_not_sent_without_noise(method
 @pytest.mark.parametrize("method", SPARSE)
 def test_the_residual_is_clipped_with_the_update(method):
     """A residual a thousand times the clip: what is sent still has a norm of at most the clip."""
-    found = federation(
+    federated = federation(
         method, noise=0.0, **{f"{method}.keep": 1.0}, **({"fedstc.ternary": False} if "stc" in method else {})
     )
-    server, flat = found.server, Flat(trained(found.task.layout))
+    server, flat = federated.server, Flat(trained(federated.task.layout))
     large = np.full(flat.size, 1000 * CLIP, np.float32)
     from dataclasses import replace
 
-    state = found.states[0]
-    found.states[0] = replace(state, residual=large if method == "fedstc" else flat.cut(large))
-    _, values = flat_upload(found, found.trained(server.init(), 0, server.plan(1)))
+    state = federated.states[0]
+    federated.states[0] = replace(state, residual=large if method == "fedstc" else flat.cut(large))
+    _, values = flat_upload(federated, federated.trained(server.init(), 0, server.plan(1)))
     assert values.size == flat.size
     assert np.linalg.norm(values.astype(np.float64)) == pytest.approx(CLIP, rel=1e-5)
 
@@ -164,17 +164,17 @@ def test_dmpfl_s_upload_of_phase_2a_is_the_received_model_and_a_noised_change():
     quiet = dmpfl("2a:1", clip=1e6, noise=0.0)
     start = np.concatenate(list(quiet.states[0].shared.values()))
     end = values_of(quiet.trained(quiet.server.init(), 0, quiet.server.plan(1)))
-    found = dmpfl("2a:1")
-    state = found.states[0]
-    sent = values_of(found.trained(found.server.init(), 0, found.server.plan(1)))
-    np.testing.assert_allclose(sent, start + mine(end - start).noised, atol=1e-6)
-    assert found.states[0].shared is state.shared, "the model without noise is not kept"
+    federated = dmpfl("2a:1")
+    state = federated.states[0]
+    sent = values_of(federated.trained(federated.server.init(), 0, federated.server.plan(1)))
+    np.testing.assert_allclose(sent, start + expected_release(end - start).noised, atol=1e-6)
+    assert federated.states[0].shared is state.shared, "the model without noise is not kept"
 
 
 def test_dmpfl_s_upload_of_phase_1_is_not_covered():
     """Values and masks are as without privacy; the summary has no ε for such a run (tests/server_app)."""
-    ours, plain = dmpfl("1:1"), dmpfl("1:1", clip=0.0, noise=0.0)
-    uploads = [each.trained(each.server.init(), 0, each.server.plan(1)) for each in (ours, plain)]
+    noised, plain = dmpfl("1:1"), dmpfl("1:1", clip=0.0, noise=0.0)
+    uploads = [federated.trained(federated.server.init(), 0, federated.server.plan(1)) for federated in (noised, plain)]
     assert values_of(uploads[0]).tobytes() == values_of(uploads[1]).tobytes()
 
 
@@ -184,10 +184,10 @@ def test_a_frozen_layer_is_never_noised_nor_sent(method, monkeypatch):
     noised, plain = [], Trainer.release
     monkeypatch.setattr(Trainer, "release", lambda self, up, n: noised.append(up.size) or plain(self, up, n))
     model = f"{own_models.__name__}:frozen"
-    found = federation(method, model=model, **({"dmpfl.schedule": "2a:4"} if method == "dmpfl" else {}))
-    server, state = found.server, found.server.init()
+    federated = federation(method, model=model, **({"dmpfl.schedule": "2a:4"} if method == "dmpfl" else {}))
+    server, state = federated.server, federated.server.init()
     for round in (1, 2):
-        upload = found.trained(state, 0, server.plan(round))
+        upload = federated.trained(state, 0, server.plan(round))
         sent = upload.payload.tensors
         assert not [name for name in sent if "embed" in name]
         assert 0 < sum(tensor.values.size for tensor in sent.values()) <= 714
@@ -195,6 +195,6 @@ def test_a_frozen_layer_is_never_noised_nor_sent(method, monkeypatch):
     assert len(noised) == 2
     assert max(noised) <= 714
     assert not [name for name in server.model(state) if "embed" in name]
-    (network,) = found.shared.networks.values()
+    (network,) = federated.shared.networks.values()
     for name in ("weight", "bias"):
-        np.testing.assert_array_equal(getattr(network.module.embed, name), found.task.frozen[f"embed.{name}"])
+        np.testing.assert_array_equal(getattr(network.module.embed, name), federated.task.frozen[f"embed.{name}"])

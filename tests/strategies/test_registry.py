@@ -22,8 +22,8 @@ from sepal.user_modules import VARIABLE
 
 
 def others(monkeypatch, **points):
-    found = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    entry_points = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entry_points)
 
 
 def test_every_name_of_the_table_is_the_methods_own():
@@ -79,7 +79,7 @@ Local = register("local", "", "", FedAvgServer, FedAvgClient)
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own_method(tmp_path, monkeypatch):
     (tmp_path / "own_methods.py").write_text(OWN)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(registry, "_loaded", {})
@@ -87,21 +87,21 @@ def own(tmp_path, monkeypatch):
     return "own_methods:OwnMethod"
 
 
-def test_a_method_of_ones_own_code_needs_no_registration(own, tmp_path):
-    assembly = assemble({"method": own, "ownmethod.mu": 0.5, "clients": 2, "rounds": 1})
+def test_a_method_of_ones_own_code_needs_no_registration(own_method, tmp_path):
+    assembly = assemble({"method": own_method, "ownmethod.mu": 0.5, "clients": 2, "rounds": 1})
     assert assembly.task.hyper.mu == 0.5
-    assert assembly.task.config.method == own, "as it was given: workers and a run that goes on find it again"
+    assert assembly.task.config.method == own_method, "as it was given: workers and a run that goes on find it again"
     assert "ownmethod.mu\t0.5\trun config" in assembly.agreed
     with RunDirectory(run_path(assembly.task.config, tmp_path), assembly, "test") as directory:
         assert directory.path.name.startswith("ownmethod-digits-")
         stored = stored_config(directory.path)
-    assert (stored["method"], stored["ownmethod.mu"]) == (own, 0.5)
-    assert registry.defaults(own)["ownmethod.mu"] == 0.1, "Flower refuses a key that the app does not declare"
-    check_keys("plan", [PlannedRun("", "", "mine", 0, {"method": own, "ownmethod.mu": 0.2})])
+    assert (stored["method"], stored["ownmethod.mu"]) == (own_method, 0.5)
+    assert registry.defaults(own_method)["ownmethod.mu"] == 0.1, "Flower refuses a key that the app does not declare"
+    check_keys("plan", [PlannedRun("", "", "mine", 0, {"method": own_method, "ownmethod.mu": 0.2})])
 
 
-def test_who_looks_at_a_run_executes_none_of_its_code(own):
-    assert registry.deployed(own) == ""
+def test_who_looks_at_a_run_executes_none_of_its_code(own_method):
+    assert registry.deployed(own_method) == ""
     assert "own_methods" not in sys.modules or not registry._loaded
 
 
@@ -114,14 +114,14 @@ def test_who_looks_at_a_run_executes_none_of_its_code(own):
         ("own_methods:Missing", "that can be imported"),
     ],
 )
-def test_an_own_method_that_cannot_be_used_is_one_line(own, key, words):
+def test_an_own_method_that_cannot_be_used_is_one_line(own_method, key, words):
     with pytest.raises(ConfigError, match=f"method: expected .*{words}"):
         assemble({"method": key})
 
 
-def test_an_unknown_key_of_an_own_method_has_a_suggestion(own):
+def test_an_unknown_key_of_an_own_method_has_a_suggestion(own_method):
     with pytest.raises(ConfigError, match=r"did you mean ownmethod\.mu"):
-        assemble({"method": own, "ownmethod.mi": 0.5})
+        assemble({"method": own_method, "ownmethod.mi": 0.5})
 
 
 def test_a_method_whose_init_says_no_type_is_one_line():

@@ -97,8 +97,8 @@ def test_tensors_of_any_shape_are_trained_and_stored(method, shape, tmp_path):
 
 def run(flat, directory):
     """Run with states that are written, and read again, each time; return the strategy and its result."""
-    made = assemble(flat)
-    clients = Clients(made, directory, limit=0)
-    strategy = SepalStrategy(made.method, made.task, agreed=made.agreed, settle=0.0)
+    assembled = assemble(flat)
+    clients = Clients(assembled, directory, limit=0)
+    strategy = SepalStrategy(assembled.method, assembled.task, agreed=assembled.agreed, settle=0.0)
     nodes = {number + 1: partial(clients.answer, number) for number in range(2)}
     return strategy, strategy.start(InProcessGrid(nodes))

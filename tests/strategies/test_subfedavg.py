@@ -39,9 +39,9 @@ def test_the_papers_cost_table(size, rounds, costs):
 
 def test_distance_by_hand():
     """(1, 1, 0, 1) and (1, 0, 0, 1) differ in one of four entries."""
-    one, other = ({"w": np.array(bits, bool)} for bits in ([1, 1, 0, 1], [1, 0, 0, 1]))
-    assert distance(one, other, (Parameter("w", (4,), Role.WEIGHT),)) == 0.25
-    assert distance(one, other, ()) == 0
+    first, second = ({"w": np.array(bits, bool)} for bits in ([1, 1, 0, 1], [1, 0, 0, 1]))
+    assert distance(first, second, (Parameter("w", (4,), Role.WEIGHT),)) == 0.25
+    assert distance(first, second, ()) == 0
 
 
 # .9⁴ = .656 < .7 ≤ .9³ = .729; .9⁷ = .478 < .5 ≤ .9⁶ = .531; .9¹² = .282 < .3 ≤ .9¹¹ = .314. The last step is trimmed.
@@ -103,20 +103,20 @@ def test_the_authors_cut_of_channels_at_once():
     The sizes in order are .544 .584 .642 | .745 … and … .446 .499 | .538 …: 22 → 3 + 8, the floor, in one step. Ours
     ranks both layers together, a tenth of what is left at a time: 22, 20, 18, 16, 14, 13, 12, 11.
     """
-    found = {}
+    counts = {}
     for cut in ("at-once", "steps"):
         prunable = of_model("lenet5-bn", (3, 32, 32), **{"subfedavg.channel-cut": cut}).prunable
         kept, weights = prunable.whole, {}
         for name, gammas in zip(("conv1", "conv2"), GAMMAS, strict=True):
             weights[prunable.scales[name]] = -np.array(gammas, np.float32)  # the sign does not matter
-        found[cut] = [22]
-        while len(found[cut]) < 9:
+        counts[cut] = [22]
+        while len(counts[cut]) < 9:
             kept = {**kept, **prunable.prune_channels(weights, kept)}
-            found[cut].append(prunable.channels_left(kept))
+            counts[cut].append(prunable.channels_left(kept))
             if cut == "at-once":
                 assert kept["conv1"].astype(int).tolist() == [0, 1, 1, 0, 1, 0]
                 assert kept["conv2"].astype(int).tolist() == [1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0]
-    assert found == {"at-once": [22] + 8 * [11], "steps": [22, 20, 18, 16, 14, 13, 12, 11, 11]}
+    assert counts == {"at-once": [22] + 8 * [11], "steps": [22, 20, 18, 16, 14, 13, 12, 11, 11]}
 
 
 @pytest.mark.parametrize("cut", ["at-once", "steps"])
@@ -170,12 +170,12 @@ def test_two_rounds_by_hand():
 
 
 def test_unstructured_at_target_0_is_fedavg_with_equal_weights_bit_for_bit():
-    ours = run_in_process(assemble({**FLAT, "subfedavg.target": 0.0}))
+    pruning_run = run_in_process(assemble({**FLAT, "subfedavg.target": 0.0}))
     fedavg = run_in_process(assemble({**FLAT, "method": "fedavg", "fedavg.weights": "equal"}))
-    mine, theirs = (s.algorithm.model(s.progress.server) for s in (ours, fedavg))
-    assert mine.keys() == theirs.keys()
-    assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
-    assert ours.report.accuracy == fedavg.report.accuracy
+    pruned_weights, fedavg_weights = (s.algorithm.model(s.progress.server) for s in (pruning_run, fedavg))
+    assert pruned_weights.keys() == fedavg_weights.keys()
+    assert all(np.array_equal(pruned_weights[name], fedavg_weights[name]) for name in pruned_weights)
+    assert pruning_run.report.accuracy == fedavg.report.accuracy
 
 
 # Gates
@@ -218,14 +218,14 @@ def test_with_one_epoch_the_default_distance_keeps_channels_from_their_target(mo
 
 def test_gates_open_at_equality():
     """With one epoch a step of 917 of 9,168 weights, or of 5 of 48 channels, is the distance itself."""
-    one = {"local-epochs": 1}
-    assert rounds(1, **one, **{"subfedavg.distance": 917 / 9168}).metrics["pruned"] > 0
-    run = rounds(1, **one, **{**HYBRID, "subfedavg.channel-distance": 5 / 48, "subfedavg.distance": 1.0})
+    one_epoch = {"local-epochs": 1}
+    assert rounds(1, **one_epoch, **{"subfedavg.distance": 917 / 9168}).metrics["pruned"] > 0
+    run = rounds(1, **one_epoch, **{**HYBRID, "subfedavg.channel-distance": 5 / 48, "subfedavg.distance": 1.0})
     assert run.metrics["channels-pruned"] == 5 / 48
     algorithm = parts(**{"subfedavg.accuracy": 0.5, "subfedavg.distance": 0.0})[1].algorithm
     whole = algorithm.prunable.whole
     for accuracy, pruned in ((0.5, 917 / 9258), (0.499, 0)):
-        algorithm.accuracy = lambda weights, kept, found=accuracy: found
+        algorithm.accuracy = lambda weights, kept, value=accuracy: value
         after = algorithm.gated(algorithm.task.weights, whole, whole)
         assert algorithm.prunable.pruned(after) == pytest.approx(pruned)
 
@@ -236,19 +236,19 @@ def test_the_gate_is_about_the_model_before_or_after_the_step(keys):
     algorithm = parts(**{**keys, "subfedavg.accuracy": 0.5})[1].algorithm
     weights, whole = algorithm.task.weights, algorithm.prunable.whole
     last = algorithm.prunable.within(algorithm.candidate(weights, whole))
-    masks, seen = algorithm.prunable.masks(last), []
+    masks, tested_models = algorithm.prunable.masks(last), []
     for of, expected in (("before", whole), ("after", last)):
         algorithm.hyper = algorithm.hyper.model_copy(update={"accuracy_of": of})
 
         def note(tested, kept, expected=expected):
-            seen.append(tested)
+            tested_models.append(tested)
             assert all(np.array_equal(kept[name], mask) for name, mask in expected.items())
             return 0.0
 
         algorithm.accuracy = note
         algorithm.gated(weights, whole, whole)
-    assert all(np.array_equal(seen[0][name], array) for name, array in weights.items())
-    assert all(np.array_equal(seen[1][name], array * masks[name]) for name, array in weights.items())
+    assert all(np.array_equal(tested_models[0][name], array) for name, array in weights.items())
+    assert all(np.array_equal(tested_models[1][name], array * masks[name]) for name, array in weights.items())
 
 
 def test_defaults_are_the_papers():
@@ -275,11 +275,11 @@ def test_channels_are_ranked_by_size_over_all_layers_and_the_largest_of_each_sta
 
 def test_a_client_reports_how_far_its_candidates_are_apart_even_where_a_gate_stays_shut():
     """With one epoch the distance is the step: 917 of 9,168 weights; of a hybrid, 5 of 48 channels."""
-    one = {"local-epochs": 1, "subfedavg.accuracy": 1.0}
-    found = rounds(1, **one).host.algorithm.trainer.spent()
-    assert (found["pruned"], found["distance"], "channel-distance" in found) == (0, 917 / 9168, False)
-    found = rounds(1, **{**HYBRID, **one}).host.algorithm.trainer.spent()
-    assert (found["pruned"], found["channel-distance"]) == (0, 5 / 48)
+    settings = {"local-epochs": 1, "subfedavg.accuracy": 1.0}
+    spent = rounds(1, **settings).host.algorithm.trainer.spent()
+    assert (spent["pruned"], spent["distance"], "channel-distance" in spent) == (0, 917 / 9168, False)
+    spent = rounds(1, **{**HYBRID, **settings}).host.algorithm.trainer.spent()
+    assert (spent["pruned"], spent["channel-distance"]) == (0, 5 / 48)
 
 
 def test_masks_that_do_not_differ_enough_between_first_and_last_epoch_are_not_applied():
@@ -316,8 +316,8 @@ def test_targets_are_met_exactly_and_both_sides_hold_the_same_masks():
     for keys in ({}, HYBRID):
         run = rounds(9, **{**keys, "subfedavg.target": 0.6, "subfedavg.step": 0.3, "subfedavg.channel-target": 0.25})
         kept = run.host.algorithm.kept(run.client)
-        held = run.server.kept(run.state, run.host.info.name)
-        assert all(np.array_equal(kept[name], held[name]) for name in kept)
+        server_masks = run.server.kept(run.state, run.host.info.name)
+        assert all(np.array_equal(kept[name], server_masks[name]) for name in kept)
         assert {p.name: kept[p.name].sum() for p in run.server.prunable.weights} == {
             p.name: p.size - round(0.6 * p.size) for p in run.server.prunable.weights
         }

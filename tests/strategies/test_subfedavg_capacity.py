@@ -53,18 +53,18 @@ def test_room_by_hand():
     One of each of the four layers, and 2,220 of the other 9,164 by size: .24225 · 143 = 34.6, · 4,607 = 1,116.1,
     · 4,095 = 992.02, · 319 = 77.3, each rounded down.
     """
-    ours = prunable()
-    room = ours.room(ours.whole, 0.25)
+    pruning = prunable()
+    room = pruning.room(pruning.whole, 0.25)
     assert room == {"conv1.weight": 35, "conv2.weight": 1117, "fc1.weight": 993, "fc2.weight": 78}
     assert sum(room.values()) + 90 <= 2314
-    assert ours.room(ours.whole, 1.0) == {p.name: p.size for p in ours.weights}
+    assert pruning.room(pruning.whole, 1.0) == {p.name: p.size for p in pruning.weights}
 
 
 @pytest.mark.parametrize(("capacity", "kept"), [(1.0, 0.5), (0.7, 0.5), (0.3, 0.3)])
 def test_a_target_is_the_runs_or_higher(capacity, kept):
     """Targets are shares of each layer's weights: .5 of 9,168 and 90 biases are .505 of all."""
-    ours = prunable()
-    least = ours.least(ours.whole, capacity)
+    pruning = prunable()
+    least = pruning.least(pruning.whole, capacity)
     assert (sum(least.values()) + 90) / 9258 == pytest.approx(kept + 0.005 * (kept == 0.5), abs=5e-4)
 
 
@@ -95,11 +95,11 @@ def test_a_client_of_the_hybrid_variant_that_fits_has_a_smaller_module():
     """
     server, host = small(0.3, **HYBRID, **SHUT)
     algorithm = host.algorithm
-    ours, weights = algorithm.prunable, dict(server.task.weights)
-    kept = ours.fitted(weights, ours.whole, 0.3)
-    assert 0.2 < ours.rest(kept) / ours.rest(ours.whole) <= 0.3
-    assert 0.27 < 1 - ours.pruned(kept) <= 0.3
-    cut = ours.cut(kept)
+    pruning, weights = algorithm.prunable, dict(server.task.weights)
+    kept = pruning.fitted(weights, pruning.whole, 0.3)
+    assert 0.2 < pruning.rest(kept) / pruning.rest(pruning.whole) <= 0.3
+    assert 0.27 < 1 - pruning.pruned(kept) <= 0.3
+    cut = pruning.cut(kept)
     assert sum(p.size for p in cut.layout) < sum(p.size for p in cut.full)
     plan = server.plan(1)
     state, _ = algorithm.train(algorithm.init(), server.newcomer(server.init(), host.info, plan), plan)
@@ -109,11 +109,15 @@ def test_a_client_of_the_hybrid_variant_that_fits_has_a_smaller_module():
 def test_channels_below_the_target_are_admitted_only_if_the_capacity_asks_for_it():
     """The run's target leaves 24 of 48; a capacity of .1 asks for fewer, and not for one of each layer."""
     server, host = small(0.1, **HYBRID, **SHUT)
-    ours, algorithm, plan = server.prunable, host.algorithm, server.plan(1)
+    pruning, algorithm, plan = server.prunable, host.algorithm, server.plan(1)
     state, client, _, _ = exchange(server, host, server.init(), algorithm.init(), 1, False)
-    assert 2 < ours.channels_left(server.kept(state, host.info.name)) < 24
-    one = {"conv1": np.arange(16) == 0, "conv2": np.arange(32) == 0}
-    content = seal(sent(server, ours.whole, ours.within({**ours.whole, **one}), algorithm.personal_weights(client)))
+    assert 2 < pruning.channels_left(server.kept(state, host.info.name)) < 24
+    one_channel = {"conv1": np.arange(16) == 0, "conv2": np.arange(32) == 0}
+    content = seal(
+        sent(
+            server, pruning.whole, pruning.within({**pruning.whole, **one_channel}), algorithm.personal_weights(client)
+        )
+    )
     with pytest.raises(SepalError, match="conv2/kept: expected at least 24 channels in all, got 2"):
         unseal(content, server.upload_schema(server.init(), host.info, plan))
 
@@ -133,9 +137,9 @@ def test_steps_go_on_from_the_capacity_to_a_higher_target_of_the_run():
 def test_with_a_capacity_of_1_nothing_differs():
     """The same masks and weights as without the capacity's code: a model that fits is not looked at."""
     run = rounds(3)
-    ours = run.server.prunable
+    pruning = run.server.prunable
     kept = run.server.kept(run.state, run.host.info.name)
-    assert all(mask is kept[name] for name, mask in ours.fitted({}, kept, 1.0).items())
+    assert all(mask is kept[name] for name, mask in pruning.fitted({}, kept, 1.0).items())
 
 
 @pytest.mark.parametrize(("keys", "least"), [({}, (90 + 4) / 9258), (HYBRID, None)])

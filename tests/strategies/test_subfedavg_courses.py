@@ -13,9 +13,9 @@ def test_a_course_has_the_rounds_in_which_a_client_was_evaluated():
         {"round": 2, "clients": [client("b", 0.75, pruned=0.2), client("c", 0.9)]},
         {"round": 3, "clients": [client("b", 0.8, pruned=0.31)]},
     ]
-    found = courses(lines)
-    assert list(found) == ["a", "b"]
-    assert found["b"] == {"round": [2, 3], "pruned": [0.2, 0.31], "accuracy": [0.75, 0.8]}
+    course_rows = courses(lines)
+    assert list(course_rows) == ["a", "b"]
+    assert course_rows["b"] == {"round": [2, 3], "pruned": [0.2, 0.31], "accuracy": [0.75, 0.8]}
 
 
 def test_distances_are_of_rounds_in_which_a_client_took_part():

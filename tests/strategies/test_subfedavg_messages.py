@@ -115,9 +115,9 @@ def test_masks_are_computed_a_fixed_number_of_times_for_an_upload(keys, monkeypa
     monkeypatch.setattr(Prunable, "masks", lambda self, kept: calls.append(1) or plain(self, kept))
     for payload, masks in ((upload, after), (same, before), (upload, after)):
         calls.clear()
-        came = unseal(seal(payload), schema).tensors
+        received = unseal(seal(payload), schema).tensors
         assert len(calls) <= 3 < len(schema.tensors) / 2
-        assert came["fc1.weight"].nnz == masks["fc1.weight"].sum()
+        assert received["fc1.weight"].nnz == masks["fc1.weight"].sum()
 
 
 def test_masks_of_which_nothing_is_pruned_are_not_stored():

@@ -83,11 +83,11 @@ def test_pruned_entries_stay_0_and_the_client_predicts_with_what_it_kept():
     for keys in ({}, HYBRID):
         run = rounds(3, **keys)
         algorithm = run.host.algorithm
-        masks, own = algorithm.prunable.masks(algorithm.kept(run.client)), algorithm.personal_weights(run.client)
-        assert all(not own[name][~mask].any() for name, mask in masks.items())
-        assert all(np.array_equal(run.state.weights[name][mask], own[name][mask]) for name, mask in masks.items())
+        masks, personal = algorithm.prunable.masks(algorithm.kept(run.client)), algorithm.personal_weights(run.client)
+        assert all(not personal[name][~mask].any() for name, mask in masks.items())
+        assert all(np.array_equal(run.state.weights[name][mask], personal[name][mask]) for name, mask in masks.items())
         x = algorithm.trainer.x
-        expected = algorithm.trainer.predictor(own)(x)  # the whole model with zeros
+        expected = algorithm.trainer.predictor(personal)(x)  # the whole model with zeros
         np.testing.assert_allclose(algorithm.predictor(run.client, None, None)(x), expected, rtol=1e-4, atol=1e-5)
 
 

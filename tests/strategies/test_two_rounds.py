@@ -139,13 +139,13 @@ def test_what_stays_with_the_client_is_used_in_the_second_round(method, keys, tr
     the head, so it sees the new head; FedPer and LG-FedAvg step both from the same batch.
     """
     algorithm = client(method, Product, [2.0], start=1.0, **keys)
-    state, stays, own = algorithm.init(), 1.0, {"b": "h", "h": "b"}[travels]
+    state, stays, local_name = algorithm.init(), 1.0, {"b": "h", "h": "b"}[travels]
     for number in (1, 2):
         download = dense(**{travels: [3.0]})
         assert logits(algorithm, state, download, Plan(number), [2.0]) == pytest.approx(6 * stays, rel=1e-5)
         before, stays = stays, step([stays], [6.0])[0]
         state, sent = algorithm.train(state, download, Plan(number))
-        assert state.model[own][0] == pytest.approx(stays, rel=1e-5)
+        assert state.model[local_name][0] == pytest.approx(stays, rel=1e-5)
         beside = stays if method == "fedrep" else before
         assert sent.tensors[travels].values[0] == pytest.approx(step([3.0], [2 * beside])[0], rel=1e-6)
     assert stays > 1.005
@@ -246,5 +246,5 @@ def test_a_predictor_has_exactly_the_weights_that_it_was_given():
     rng = derive(0, "test")
     algorithm = client("fedavg")
     weights, x = {"w": rng.standard_normal((4, 1)).astype(np.float32)}, rng.standard_normal((5, 4)).astype(np.float32)
-    found = algorithm.trainer.predictor(weights)(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(found[:, 0], (x @ weights["w"])[:, 0], rtol=1e-5, atol=1e-6)
+    logits = algorithm.trainer.predictor(weights)(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(logits[:, 0], (x @ weights["w"])[:, 0], rtol=1e-5, atol=1e-6)

@@ -14,9 +14,15 @@ SMALL = {"clients": 4, "local-epochs": 2, "batch-size": 16, "subfedavg.accuracy"
 
 
 def keys(example, task, shape, classes=0, **more):
-    place = f"examples.tasks.{example.__name__.rpartition('.')[2]}"
-    own = {"own.shape": shape, "own.classes": classes, "own.data": f"{place}:load", "model": f"{place}:build"}
-    return {"dataset": "own", "task": task, **own, **SMALL, **{key.replace("_", "-"): v for key, v in more.items()}}
+    module = f"examples.tasks.{example.__name__.rpartition('.')[2]}"
+    data_keys = {"own.shape": shape, "own.classes": classes, "own.data": f"{module}:load", "model": f"{module}:build"}
+    return {
+        "dataset": "own",
+        "task": task,
+        **data_keys,
+        **SMALL,
+        **{key.replace("_", "-"): v for key, v in more.items()},
+    }
 
 
 # Rates: on FedAvg's validation data (seeds 101 to 103) .05 is level with the best, 1 and .6 are within .04 of it.

@@ -35,8 +35,8 @@ def test_a_run_has_counts_by_class_where_its_clients_send_sums():
     report = closing(FLAT, method="fedavg", metric="macro-f1").report
     counts, together = report.classes["trained"], report.metrics["trained"]
     tp, fp, fn = (np.array(counts[name]) for name in ("tp", "fp", "fn"))
-    there = 2 * tp + fp + fn > 0
-    assert np.mean(2 * tp[there] / (2 * tp + fp + fn)[there]) == pytest.approx(together["macro-f1"])
+    defined = 2 * tp + fp + fn > 0
+    assert np.mean(2 * tp[defined] / (2 * tp + fp + fn)[defined]) == pytest.approx(together["macro-f1"])
     assert tp.sum() / (tp + fn).sum() == pytest.approx(together["accuracy"])
     assert closing(FLAT, method="fedavg").report.classes == {}, "accuracy sends no sums"
 
@@ -55,8 +55,11 @@ def with_classes(path, seed, counts, label="fedavg-ft"):
 
 
 def test_the_report_has_the_table_of_the_deployed_models_over_all_seeds(tmp_path):
-    one, other = ([3, 2, 0], [1, 2, 0], [1, 2, 2]), ([5, 0, 0], [1, 0, 0], [0, 1, 0])
-    places = [with_classes(tmp_path / f"ft-{seed}", seed, named(counts)) for seed, counts in enumerate((one, other))]
+    first_seed, second_seed = ([3, 2, 0], [1, 2, 0], [1, 2, 2]), ([5, 0, 0], [1, 0, 0], [0, 1, 0])
+    places = [
+        with_classes(tmp_path / f"ft-{seed}", seed, named(counts))
+        for seed, counts in enumerate((first_seed, second_seed))
+    ]
     comparison = read_comparison(places)
     sheet = class_sheet(comparison.variants(""))
     assert sheet.head == ("class", "examples", "recall, %", "precision, %", "F1, %")

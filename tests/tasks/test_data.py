@@ -22,7 +22,7 @@ from sepal.tasks import Targets
 
 
 def test_targets_of_the_wrong_shape_or_type_are_refused_by_name():
-    for targets, given, words in (
+    for targets, array, words in (
         (Targets((2,), above=2), np.zeros((3, 3), int), r"shape \(3, 2\)"),
         (Targets((2,), above=2), np.array([[0, 1], [1, 0], [0, 2]]), "whole numbers from 0 to 1, got 0 to 2"),
         (Targets((2,), above=2), np.full((3, 2), 0.5), "whole numbers"),
@@ -31,32 +31,32 @@ def test_targets_of_the_wrong_shape_or_type_are_refused_by_name():
         (Targets((2, 2), least=-1, above=3), np.full((3, 2, 2), -2), "whole numbers from -1 to 2"),
     ):
         with pytest.raises(DataError, match=words):
-            targets.checked("y", given, 3)
+            targets.checked("y", array, 3)
     assert Targets((1,), floating=True).checked("y", np.arange(3), 3).shape == (3, 1)
 
 
-def folder(place, **more):
-    keys = {"dataset": "folder", "data-dir": str(place), "clients": 3, "rounds": 2, "method": "fedavg", "lr": 0.05}
+def folder(directory, **more):
+    keys = {"dataset": "folder", "data-dir": str(directory), "clients": 3, "rounds": 2, "method": "fedavg", "lr": 0.05}
     return {**keys, "evaluate-every": 0, **more}
 
 
-def write_csv(place, targets, rows=90):
+def write_csv(directory, targets, rows=90):
     rng = np.random.default_rng(0)
     x = rng.normal(50, 10, (rows, 3))
-    made = {"price": x[:, 0] / 10, "one": (x[:, 0] > 50).astype(int), "two": (x[:, 1] > 50).astype(int)}
+    targets_by_name = {"price": x[:, 0] / 10, "one": (x[:, 0] > 50).astype(int), "two": (x[:, 1] > 50).astype(int)}
     columns = {f"c{k}": x[:, k] for k in range(3)} | {
-        f"label:{name}" if len(targets) > 1 else "label": made[name] for name in targets
+        f"label:{name}" if len(targets) > 1 else "label": targets_by_name[name] for name in targets
     }
     lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
-    place.mkdir(exist_ok=True)
-    (place / "all.csv").write_text("\n".join(lines))
-    return place
+    directory.mkdir(exist_ok=True)
+    (directory / "all.csv").write_text("\n".join(lines))
+    return directory
 
 
 def test_a_csv_of_numbers_is_learned_exported_and_predicted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = write_csv(tmp_path / "houses", ["price"])
-    flat = folder(place, task="regression", **{"target-unit": "k€", "name": "houses", "rounds": 20})
+    directory = write_csv(tmp_path / "houses", ["price"])
+    flat = folder(directory, task="regression", **{"target-unit": "k€", "name": "houses", "rounds": 20})
     options = [word for key, value in flat.items() for word in ("--set", f"{key}={value}")]
     done = CliRunner().invoke(app, ["run", "--workers", "1", *options])
     assert done.exit_code == 0, done.output
@@ -68,13 +68,13 @@ def test_a_csv_of_numbers_is_learned_exported_and_predicted(tmp_path, monkeypatc
     assert "rmse/trained/mean" in (tmp_path / "out.csv").read_text()
     assert "together/trained/r2" in (tmp_path / "out.csv").read_text()
     assert CliRunner().invoke(app, ["export", "runs/houses", "0", "--out", "m.safetensors"]).exit_code == 0
-    told = CliRunner().invoke(app, ["predict", "m.safetensors", str(place)])
-    rows = told.stdout.splitlines()
+    prediction = CliRunner().invoke(app, ["predict", "m.safetensors", str(directory)])
+    rows = prediction.stdout.splitlines()
     assert rows[0] == "example,prediction"
     assert len(rows) == 91
     assert float(rows[1].split(",")[1]) == pytest.approx(5, abs=4)
-    assert "rmse " in told.stderr
-    assert "r2 " in told.stderr
+    assert "rmse " in prediction.stderr
+    assert "r2 " in prediction.stderr
     page = render(read_comparison(["runs/houses"]))
     assert "rmse, k€" in page
     assert "Targets of the task regression are no class numbers." in page
@@ -82,12 +82,12 @@ def test_a_csv_of_numbers_is_learned_exported_and_predicted(tmp_path, monkeypatc
 
 def test_a_csv_with_several_labels_is_learned_and_predicted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = write_csv(tmp_path / "tags", ["one", "two"])
+    directory = write_csv(tmp_path / "tags", ["one", "two"])
     run = sepal.run(
         "fedavg",
         "folder",
         task="multilabel",
-        data_dir=str(place),
+        data_dir=str(directory),
         clients=3,
         rounds=3,
         lr=0.2,
@@ -96,9 +96,9 @@ def test_a_csv_with_several_labels_is_learned_and_predicted(tmp_path, monkeypatc
     )
     assert run.summary["metric"]["name"] == "macro-f1"
     assert CliRunner().invoke(app, ["export", str(run.path), "0", "--out", "m.safetensors"]).exit_code == 0
-    told = CliRunner().invoke(app, ["predict", "m.safetensors", str(place)])
-    assert told.stdout.splitlines()[0] == "example,one probability,two probability"
-    assert "macro-f1" in told.stderr
+    prediction = CliRunner().invoke(app, ["predict", "m.safetensors", str(directory)])
+    assert prediction.stdout.splitlines()[0] == "example,one probability,two probability"
+    assert "macro-f1" in prediction.stderr
 
 
 def test_an_npz_of_masks_is_learned_and_predicted(tmp_path, monkeypatch):
@@ -122,8 +122,8 @@ def test_an_npz_of_masks_is_learned_and_predicted(tmp_path, monkeypatch):
     allow = ["--allow", run.stored.config["model"]]
     exported = CliRunner().invoke(app, ["export", str(run.path), "0", "--out", model, *allow])
     assert exported.exit_code == 0, exported.output
-    told = CliRunner().invoke(app, ["predict", model, str(tmp_path / "masks"), "--out", "y.npz", *allow])
-    assert told.exit_code == 0, told.output
+    prediction = CliRunner().invoke(app, ["predict", model, str(tmp_path / "masks"), "--out", "y.npz", *allow])
+    assert prediction.exit_code == 0, prediction.output
     assert np.load(tmp_path / "y.npz")["prediction"].shape == y.shape
     refused = CliRunner().invoke(app, ["predict", model, str(tmp_path / "masks"), *allow])
     assert refused.exit_code != 0
@@ -131,13 +131,13 @@ def test_an_npz_of_masks_is_learned_and_predicted(tmp_path, monkeypatch):
 
 
 def test_rules_that_deal_by_label_are_refused_without_labels(tmp_path):
-    place = write_csv(tmp_path / "houses", ["price"])
-    assert assemble(folder(place, task="regression")).task.config.partition.name == "iid"
+    directory = write_csv(tmp_path / "houses", ["price"])
+    assert assemble(folder(directory, task="regression")).task.config.partition.name == "iid"
     for key, value in (("partition.name", "dirichlet"), ("split.by", "time")):
         with pytest.raises(ConfigError, match=f"{key}: expected"):
-            assemble(folder(place, task="regression", **{key: value}))
+            assemble(folder(directory, task="regression", **{key: value}))
     with pytest.raises(DataError, match="whole number or a text"):
-        assemble(folder(place))
+        assemble(folder(directory))
 
 
 # Class weights
@@ -160,7 +160,7 @@ def test_balanced_weights_raise_the_recall_of_a_rare_class_and_are_not_sent(tmp_
     def linear(shape, classes):
         return nn.Linear(2, classes)
 
-    found = {}
+    recalls = {}
     for weights in ("none", "balanced"):
         data = sepal.own(rare, shape=(2,), classes=2)
         run = sepal.run(
@@ -176,9 +176,9 @@ def test_balanced_weights_raise_the_recall_of_a_rare_class_and_are_not_sent(tmp_
             workers=1,
             **{"own.class-weights": weights},
         )
-        found[weights] = run.summary["headline"]["received"]["mean"]
+        recalls[weights] = run.summary["headline"]["received"]["mean"]
         sent = run.stored.lines[-1]["clients"][0]["metrics"].keys()
         assert not [name for name in sent if "weight" in name]
-    assert found["balanced"] > found["none"] + 0.1, found
+    assert recalls["balanced"] > recalls["none"] + 0.1, recalls
     compared = read_comparison(["none", "balanced"])
     assert [variant.measure.name for variant in compared.all_variants()] == ["balanced-accuracy"] * 2

@@ -30,12 +30,12 @@ def constant_dice():
 
 def constant_perplexity():
     """Of the letters' frequencies in the client's own training part."""
-    found = []
+    perplexities = []
     for client in range(4):
         _, train, _, test = zen.load(client)
         share = (np.bincount(train.ravel(), minlength=len(zen.LETTERS)) + 1) / (train.size + len(zen.LETTERS))
-        found.append(np.exp(-np.log(share[test]).mean()))
-    return np.mean(found)
+        perplexities.append(np.exp(-np.log(share[test]).mean()))
+    return np.mean(perplexities)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -52,8 +52,8 @@ def constant_perplexity():
 def test_an_example_beats_the_constant_predictor(flat, metric, unit, at_least, method):
     """By .15 of 100 points of RMSE, ten points of F1, twenty of Dice, and 15 % of the perplexity."""
     last = closing(flat, method=method)
-    found = last.line["headline"][registry.get(method).deployed]
+    figures = last.line["headline"][registry.get(method).deployed]
     assert last.line["metric"] == {"name": metric, "unit": unit, "higher": metric not in ("rmse", "perplexity")}
     assert "accuracy" not in last.line
-    assert at_least(found["mean"]), found
-    assert found["clients"] == 4
+    assert at_least(figures["mean"]), figures
+    assert figures["clients"] == 4

@@ -44,11 +44,11 @@ def test_the_line_of_a_round_follows_from_the_clients_sums():
     replies = last.record.replies.values()
     scoring = regression((10,), 1, "points").scoring
     values = [scoring.value(reply.sums["trained.sums"]) for reply in replies]
-    together = [sum(each) for each in zip(*(reply.sums["trained.sums"] for reply in replies), strict=True)]
-    found = last.line["headline"]["trained"]
-    assert found["mean"] == pytest.approx(np.mean(values))
-    assert found["bottom_decile"] == max(values), "the worst client has the largest error"
-    assert found["weighted"] == pytest.approx(scoring.value(together)), "that of all examples, no mean of values"
+    together = [sum(sums) for sums in zip(*(reply.sums["trained.sums"] for reply in replies), strict=True)]
+    figures = last.line["headline"]["trained"]
+    assert figures["mean"] == pytest.approx(np.mean(values))
+    assert figures["bottom_decile"] == max(values), "the worst client has the largest error"
+    assert figures["weighted"] == pytest.approx(scoring.value(together)), "that of all examples, no mean of values"
     assert last.line["metrics"]["trained"]["r2"] == pytest.approx(scoring.value(together, "r2"))
     assert {client["trained"] for client in last.line["clients"]} == set(values)
     assert "trained.validation-sums" in next(iter(replies)).sums
@@ -74,23 +74,23 @@ def test_the_best_round_and_the_worst_decile_go_by_the_direction():
 
 
 def test_a_client_without_a_value_is_left_out_of_the_mean():
-    made = assemble({"dataset": "own", "own.shape": "2", "own.classes": 2, "metric": "auroc", "model": "har-mlp"})
-    learning = made.task.learning
+    assembled = assemble({"dataset": "own", "own.shape": "2", "own.classes": 2, "metric": "auroc", "model": "har-mlp"})
+    learning = assembled.task.learning
     torch.manual_seed(0)
-    one = learning.sums(torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
-    other = learning.sums(torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
-    found = view_figures([{"kept.sums": one}, {"kept.sums": other}], "kept", "", learning.scoring)
-    assert found["clients"] == 1
-    assert found["mean"] == learning.scoring.value(other)
+    undefined = learning.sums(torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
+    defined = learning.sums(torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
+    figures = view_figures([{"kept.sums": undefined}, {"kept.sums": defined}], "kept", "", learning.scoring)
+    assert figures["clients"] == 1
+    assert figures["mean"] == learning.scoring.value(defined)
 
 
 def test_another_metric_of_a_classification_is_measured_by_sums():
     flat = {"dataset": "digits", "clients": 3, "rounds": 1, "method": "fedavg", "partition.subsample": 300}
     by_sums = closing(flat, metric="balanced-accuracy", **{"evaluate.shift": True})
     counted = closing(flat, **{"evaluate.shift": True})
-    for view, found in counted.line["accuracy"].items():
-        if found:
-            assert by_sums.line["metrics"][view]["accuracy"] == pytest.approx(found["weighted"]), view
+    for view, values in counted.line["accuracy"].items():
+        if values:
+            assert by_sums.line["metrics"][view]["accuracy"] == pytest.approx(values["weighted"]), view
     assert by_sums.line["headline"]["trained-shift-40"]["mean"] > 0
     assert "balanced-accuracy" in by_sums.line["metrics"]["pooled"]
 
@@ -120,7 +120,7 @@ def test_tables_and_frontiers_take_the_lower_error_for_better(tmp_path):
     assert "5.25 mmol/l\ntrained" in cost_sheet(variants).head[4], "5 % worse than the best"
     assert sentence(comparison, "").startswith(f"{good} is best of 2: 5.033 mmol/l with 0.0009 MB, clearly below")
     places = frontier(entries(variants), comparison.measure)
-    assert [(place.entry.label, place.frontier) for place in places] == [(good, True), (bad, False)]
+    assert [(point.entry.label, point.frontier) for point in places] == [(good, True), (bad, False)]
     assert cost_sheet(variants).head[6] == f"MB to\nwithin 1\n% of\n{good}"
     assert f"{good}: better than {bad} (-10" in next(conclusions(comparison, ""))
     assert "Mmol/l of deployed models" in next(conclusions(comparison, ""))
@@ -128,9 +128,9 @@ def test_tables_and_frontiers_take_the_lower_error_for_better(tmp_path):
     for words in ("Rmse by round", "rmse, mmol/l", "Rmse in mmol/l on test data", "difference, mmol/l"):
         assert words in page, words
     assert "ccuracy" not in page.split("<script")[0].replace("accuracy:Q", "")
-    other = write_run(tmp_path / "other")
+    other_run = write_run(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"metric: expected rmse, mmol/l, as in .*, got accuracy, %"):
-        read_comparison([*paths, str(other)])
+        read_comparison([*paths, str(other_run)])
 
 
 def test_a_search_chooses_the_lowest_error(tmp_path):
@@ -158,16 +158,16 @@ def test_the_figures_of_a_server_name_the_metric():
     line = {"phase": "evaluate", "headline": {"trained": {"mean": 2.5}}, "metric": metric}
     record = SimpleNamespace(round=1, ledger=(), seconds={}, diverged=())
     figures.round(None, record, line)
-    found = {family.name: family for family in figures.collect()}
-    assert found["sepal_accuracy"].samples == []
-    (sample,) = found["sepal_headline"].samples
+    families = {family.name: family for family in figures.collect()}
+    assert families["sepal_accuracy"].samples == []
+    (sample,) = families["sepal_headline"].samples
     assert (sample.labels, sample.value) == ({"view": "trained", "metric": "rmse"}, 2.5)
 
 
 def test_a_run_ends_when_its_error_has_stopped_falling():
     scoring = regression((10,), 1, "kg").scoring
-    made = assemble({**DIABETES, "method": "fedavg", "rounds": 99, "stop-after": 2, "evaluate-every": 1})
-    stopping = Stopping.of(made.task.config, made.method, Plan, scoring)
+    assembled = assemble({**DIABETES, "method": "fedavg", "rounds": 99, "stop-after": 2, "evaluate-every": 1})
+    stopping = Stopping.of(assembled.task.config, assembled.method, Plan, scoring)
     for number, error in enumerate([5.0, 4, 3, 2, 1, *[1.0] * 40], 1):
         sums = (4.0, 1.0, 4 * error**2, 4.0, 4 * error, 4.0, 4 * error**2, 30.0, 10.0, 4.0)
         replies = {"c": replace(REPLY, metrics={}, sums={"received.validation-sums": sums})}

@@ -106,9 +106,9 @@ def test_what_does_not_go_together_is_refused_in_one_line(more, words):
 
 
 def test_adaptive_inference_needs_classes():
-    made = assemble({**DIABETES, "method": "dmpfl", "dmpfl.adaptive-inference": True})
+    assembled = assemble({**DIABETES, "method": "dmpfl", "dmpfl.adaptive-inference": True})
     with pytest.raises(ConfigError, match=r"dmpfl\.adaptive-inference: expected false for the task regression"):
-        made.method.make_server(made.task)
+        assembled.method.make_server(assembled.task)
 
 
 def test_fedem_needs_a_loss_for_each_example(monkeypatch):

@@ -48,14 +48,14 @@ TABLES = {
 ALL = {**TABLES, "linnerud": lambda: scikit_learns(load_linnerud(as_frame=True))}
 
 
-def write(place, name):
-    place.mkdir()
-    ALL[name]().to_csv(place / "all.csv", index=False)
-    return place
+def write(directory, name):
+    directory.mkdir()
+    ALL[name]().to_csv(directory / "all.csv", index=False)
+    return directory
 
 
-def learn(place, method="fedavg", **more):
-    rest = {"task": "regression", "data_dir": str(place), "progress": False, "workers": 1, "evaluate_every": 0}
+def learn(directory, method="fedavg", **more):
+    rest = {"task": "regression", "data_dir": str(directory), "progress": False, "workers": 1, "evaluate_every": 0}
     return sepal.run(method, "folder", **{**rest, **more})
 
 
@@ -72,8 +72,8 @@ def test_the_first_run_on_a_table_is_better_than_predicting_the_mean(name, metho
     """With the default method, all keys but the clients' number as by default."""
     monkeypatch.chdir(tmp_path)
     run = learn(write(tmp_path / "data", name), method, clients=5, metric="rmse")
-    found, mean = run.summary["headline"][run.deployed]["mean"], of_the_mean(run)
-    assert found < mean, f"{found:.4g} is no better than {mean:.4g}"
+    error, mean = run.summary["headline"][run.deployed]["mean"], of_the_mean(run)
+    assert error < mean, f"{error:.4g} is no better than {mean:.4g}"
 
 
 @pytest.mark.parametrize("name", ["thousandths", "millions", "linnerud"])
@@ -88,8 +88,8 @@ def test_metrics_models_files_and_predictions_are_in_the_unit_of_the_targets(nam
     rmse = np.sqrt(np.mean((predicted - part.test.y) ** 2))
     shown = run.frame[(run.frame["client"] == "client-00000") & (run.frame["view"] == run.deployed)]
     assert rmse == pytest.approx(shown["rmse"].iloc[-1], rel=1e-4)
-    told = run.predict(0, rows)
-    assert np.abs(told.drop(columns="example").to_numpy() - truth).mean() < 2 * truth.std(0).mean()
+    predictions = run.predict(0, rows)
+    assert np.abs(predictions.drop(columns="example").to_numpy() - truth).mean() < 2 * truth.std(0).mean()
     done = CliRunner().invoke(app, ["export", "runs/run", "0", "--out", "m.safetensors"])
     assert done.exit_code == 0, done.output
     file = load("m.safetensors")(part.test.x.astype(np.float32))
@@ -106,17 +106,19 @@ def test_an_onnx_file_gives_targets_in_their_unit(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     session, rows = onnxruntime.InferenceSession("m.onnx"), generated(1e6).drop(columns="label").to_numpy("float32")
     kind = {"tensor(float)": np.float32, "tensor(double)": np.float64}[session.get_inputs()[0].type]
-    found = session.run(None, {"x": rows.astype(kind)})[0]
-    np.testing.assert_allclose(found, load("m.safetensors")(rows), rtol=1e-4, atol=100)
+    outputs = session.run(None, {"x": rows.astype(kind)})[0]
+    np.testing.assert_allclose(outputs, load("m.safetensors")(rows), rtol=1e-4, atol=100)
 
 
 def test_test_examples_of_others_are_judged_in_the_unit_too(tmp_path):
-    place = write(tmp_path / "data", "millions")
-    flat = {"dataset": "folder", "data-dir": str(place), "task": "regression", "clients": 2, "evaluate-every": 0}
-    found = closing(flat, method="fedavg", rounds=5, **{"evaluate.shift": True}).line["headline"]
-    views = [view for view in found if view.startswith("trained-shift-") or view == "pooled"]
+    directory = write(tmp_path / "data", "millions")
+    flat = {"dataset": "folder", "data-dir": str(directory), "task": "regression", "clients": 2, "evaluate-every": 0}
+    headline = closing(flat, method="fedavg", rounds=5, **{"evaluate.shift": True}).line["headline"]
+    views = [view for view in headline if view.startswith("trained-shift-") or view == "pooled"]
     assert len(views) == 7
-    assert all(found[view]["mean"] == pytest.approx(found["trained"]["mean"], rel=0.5) for view in views), found
+    assert all(headline[view]["mean"] == pytest.approx(headline["trained"]["mean"], rel=0.5) for view in views), (
+        headline
+    )
 
 
 def test_targets_that_are_all_alike_are_predicted_as_they_are():
@@ -127,8 +129,8 @@ def test_targets_that_are_all_alike_are_predicted_as_they_are():
 
 
 def test_a_run_begun_before_the_key_goes_on_without_scaling(tmp_path):
-    place = write(tmp_path / "data", "diabetes")
-    flat = {"method": "fedavg", "dataset": "folder", "data-dir": str(place), "task": "regression"}
+    directory = write(tmp_path / "data", "diabetes")
+    flat = {"method": "fedavg", "dataset": "folder", "data-dir": str(directory), "task": "regression"}
     assert assemble(flat).task.config.target_scale == "client"
     assert assemble(flat).task.config.clip_gradient == 5, "standardised targets have gradients of one size"
     begun = assemble(as_begun(flat)).task.config
@@ -141,8 +143,8 @@ def test_own_arrays_are_standardised_when_asked_for():
     """With targets a million times as large, only the unit of the figures changes."""
     plain = closing({**DIABETES, "target-scale": "client"}, method="fedavg", rounds=2).line["headline"]["trained"]
     million = {**DIABETES, "target-scale": "client", "own.data": f"{__name__}:in_millionths"}
-    found = closing(million, method="fedavg", rounds=2).line["headline"]["trained"]
-    assert found["mean"] == pytest.approx(1e6 * plain["mean"], rel=1e-3)
+    figures = closing(million, method="fedavg", rounds=2).line["headline"]["trained"]
+    assert figures["mean"] == pytest.approx(1e6 * plain["mean"], rel=1e-3)
 
 
 def in_millionths(client):
@@ -156,8 +158,8 @@ class Patients(torch.utils.data.Dataset):
     def __len__(self):
         return 20
 
-    def __getitem__(self, place):
-        return np.full(10, place, np.float32), float(place)
+    def __getitem__(self, index):
+        return np.full(10, index, np.float32), float(index)
 
 
 def datasets(client):

@@ -14,7 +14,7 @@ import tomllib
 import pytest
 
 from sepal.study.run_keys import flatten_tables
-from tests.test_readme import ROOT, blocks, sepal, there  # noqa: F401
+from tests.test_readme import ROOT, blocks, examples_directory, sepal  # noqa: F401
 
 PAGES = {
     "imbalanced": "eights",
@@ -50,10 +50,10 @@ def check(shown, printed, numbers=True):
     for line in shown.splitlines():
         words = NUMBER.sub("#", line).split()
         values = [float(number) for number in NUMBER.findall(line)]
-        for found in lines:
-            if NUMBER.sub("#", found).split() == words:
-                there = [float(number) for number in NUMBER.findall(found)]
-                near = (abs(a - b) <= max(0.02 * abs(a), 0.0005) for a, b in zip(values, there, strict=True))
+        for printed_line in lines:
+            if NUMBER.sub("#", printed_line).split() == words:
+                printed_values = [float(number) for number in NUMBER.findall(printed_line)]
+                near = (abs(a - b) <= max(0.02 * abs(a), 0.0005) for a, b in zip(values, printed_values, strict=True))
                 if not numbers or all(near):
                     break
         else:
@@ -61,7 +61,7 @@ def check(shown, printed, numbers=True):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_tutorial_runs_and_prints_what_it_shows(name, there):  # noqa: F811
+def test_a_tutorial_runs_and_prints_what_it_shows(name, examples_directory):  # noqa: F811
     """Comparisons aside. Blocks of Python and TOML that quote an example are compared with it."""
     text, example = tutorial(name), PAGES[name]
     source, config = ((EXAMPLES / f"{example}.{kind}").read_text() for kind in ("py", "toml"))
@@ -87,16 +87,16 @@ def test_a_tutorial_runs_and_prints_what_it_shows(name, there):  # noqa: F811
                     done = sepal(words)
                     assert done.exit_code == 0, done.output
                     printed += done.output
-    made = list((there / "runs").glob("*/summary.json"))
-    assert len(made) == 1, "the Python block finds the command's run"
+    summaries = list((examples_directory / "runs").glob("*/summary.json"))
+    assert len(summaries) == 1, "the Python block finds the command's run"
 
 
 @pytest.mark.parametrize("name", PAGES.values())
 def test_a_plan_has_the_keys_of_its_run(name):
     run = dict(flatten_tables(tomllib.loads((EXAMPLES / f"{name}.toml").read_text())))
     plan = tomllib.loads((EXAMPLES / f"{name}-compare.toml").read_text())
-    own = {method: plan["settings"].pop(method) for method in plan["methods"] if method in plan["settings"]}
-    assert own.keys() <= {"unweighted"}
+    method_keys = {method: plan["settings"].pop(method) for method in plan["methods"] if method in plan["settings"]}
+    assert method_keys.keys() <= {"unweighted"}
     assert dict(flatten_tables(plan["settings"])) | {"method": "fedpse"} == run
 
 

@@ -27,5 +27,5 @@ def test_the_conclusions_figures_are_the_tables_first_column(tmp_path):
     assert lines[1][:5] == ["method", "deployed", "bottom", "10", "%"]
     rows = [line[:3] for line in lines if line and line[0] in ("fedpse", *BESIDE)]
     assert rows == [[m, f"{10 * n + 10:.1f}", f"{10 * n:.1f}"] for n, m in enumerate(("fedpse", *BESIDE))]
-    said = next(conclusion(runs))
-    assert said.endswith(": " + ", ".join(f"{method} {mean} %" for method, mean, _ in rows) + ".")
+    sentence = next(conclusion(runs))
+    assert sentence.endswith(": " + ", ".join(f"{method} {mean} %" for method, mean, _ in rows) + ".")

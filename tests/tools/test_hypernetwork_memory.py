@@ -16,9 +16,9 @@ DIGITS = ("digits-cnn", (1, 8, 8), 10)
 
 
 def test_generating_and_stepping():
-    found = alone(server, (1.0, 0.25), 20, RANK, 3, DIGITS)
-    assert found["bytes"] > 60 << 20
-    assert found["over_hypernetwork"] < 4
+    figures = alone(server, (1.0, 0.25), 20, RANK, 3, DIGITS)
+    assert figures["bytes"] > 60 << 20
+    assert figures["over_hypernetwork"] < 4
 
 
 def test_a_run_in_memory():

@@ -141,8 +141,8 @@ def test_a_run_in_which_nothing_was_killed_is_repeated_and_is_no_success(monkeyp
     with pytest.raises(SystemExit) as end:
         chaos.main()
     assert (len(calls), int(end.value.code)) == (tries, code)
-    told = f"after {kills} kills; clients that ended by an error and were restarted: {tries}"
-    assert f"chaos: {kills} of 1 as the uninterrupted run, {told}" in capsys.readouterr().out
+    tries_text = f"after {kills} kills; clients that ended by an error and were restarted: {tries}"
+    assert f"chaos: {kills} of 1 as the uninterrupted run, {tries_text}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
