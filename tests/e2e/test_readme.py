@@ -1,7 +1,7 @@
 """The blocks of README and the tutorial as they stand: ``sepal`` alone, and ``flwr run`` with Flower's simulation.
 
-The three terminals of ``serve`` are in test_serving.py. The Python block is run in Flower's simulation, as an app of
-its own.
+The three terminals of ``serve`` are in test_serving.py. The ServerApp of flower-app.md is run in Flower's simulation,
+as an app of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sepal.engines.flower.processes import MARK, Processes
-from tests.test_readme import BLOCKS, ROOT, TUTORIAL, commands, photographs
+from tests.test_readme import BLOCKS, ROOT, TUTORIAL, commands, page, photographs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
 BIN = Path(sys.executable).parent
@@ -64,13 +64,13 @@ def test_readmes_simulation_works_as_it_stands(tmp_path):
     assert (summary["method"], summary["rounds"], summary["clients"]) == ("fedpse", 5, 10)
 
 
-def test_readmes_server_app_runs_in_flowers_simulation(tmp_path):
-    """The block, in an app that has Sepal's keys, with fewer rounds; the clients run Sepal's ClientApp."""
-    (code,) = (block for language, block in BLOCKS if language == "python")
+def test_a_serverapp_of_ones_own_runs_in_flowers_simulation(tmp_path):
+    """The block of flower-app.md, in an app that has Sepal's keys, with fewer rounds; clients run Sepal's ClientApp."""
+    (code,) = (block for language, block in page("flower-app.md") if language == "python" and ".durable(" in block)
     assert code.count("num_rounds=20") == 1
     app_directory = tmp_path / "own"
     app_directory.mkdir()
-    begin = "from flwr.serverapp import ServerApp\n\napp = ServerApp()\n"
+    begin = "from flwr.serverapp import ServerApp\n\nfrom sepal.strategies.fedpse import FedPSE\n\napp = ServerApp()\n"
     end = "    print('rounds:', sorted(result.evaluate_metrics_clientapp), flush=True)\n"
     (app_directory / "own_server.py").write_text(begin + code.replace("num_rounds=20", "num_rounds=2") + end)
     settings = (ROOT / "pyproject.toml").read_text()
