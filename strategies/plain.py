@@ -1,4 +1,4 @@
-"""A run in a Flower app of the user's own: his model, his data, and keys that only the server has.
+"""A run in a user's own Flower app: the user's model and data, and keys that only the server has.
 
 Server and clients both come through here, so both have the same layout, weights and hyperparameters
 (docs/decisions/0033-plain-flower.md).

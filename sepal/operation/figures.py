@@ -129,11 +129,7 @@ def json_line(text: str) -> str:
     """Return what a command says itself as a line of its log: a warning where it begins so, else information."""
     level = logging.WARNING if text.startswith("sepal: warning: ") else logging.INFO
     message = text.removeprefix("sepal: ").removeprefix("warning: ")
-    return json_formatter().format(
-        logging.makeLogRecord(
-            {"name": "sepal", "levelno": level, "msg": message} | {"levelname": logging.getLevelName(level)}
-        )
-    )
+    return json_formatter().format(logging.LogRecord("sepal", level, "", 0, message, None, None))
 
 
 def log_as_json() -> bool:

@@ -106,6 +106,7 @@ def payload_sums(entries: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int],
     answered = 0
     for exchange in exchanges.values():
         replies = sum(entry["status"] != "missing" for entry in exchange["up"])
+        # Which of several orders was answered, the ledger does not say: the smallest are a lower bound.
         answered += sum(sorted(entry["payload"] for entry in exchange["down"])[:replies])
     return (sums["up"], sums["down"]), (sums["up"], answered)
 
