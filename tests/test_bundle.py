@@ -3,6 +3,8 @@
 import importlib
 import io
 import re
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -91,3 +93,29 @@ def test_an_unanchored_line_would_be_noticed():
     files = dict(app_files())
     files[".gitignore"] = b"models/\n"
     assert not [name for name in bundle_of(files).namelist() if name.startswith("models/")]
+
+
+# In a bundle without links, `sepal/__init__.py` adds the directory above to the package's path. Flower's simulation
+# looks for the ClientApp in the main thread while a second thread imports the ServerApp. The import takes long here.
+RACE = """
+import sys, threading, time, tomllib
+from flwr.supercore.object_ref import load_app, validate
+
+directory = sys.argv[1]
+components = tomllib.load(open(directory + "/pyproject.toml", "rb"))["tool"]["flwr"]["app"]["components"]
+threading.Thread(target=load_app, args=(components["serverapp"], RuntimeError, directory)).start()
+while "sepal" not in sys.modules:
+    time.sleep(0.001)
+print(validate(components["clientapp"], project_dir=directory))
+print(type(load_app(components["clientapp"], RuntimeError, directory)).__name__)
+"""
+
+
+def test_the_client_app_is_found_while_the_server_app_is_imported(bundle, tmp_path):
+    """CI met it once in some runs of the simulation: ``No module named 'sepal.client_app'``."""
+    bundle.extractall(tmp_path)
+    first = tmp_path / "sepal" / "__init__.py"
+    first.write_text("import time\n\ntime.sleep(1)\n" + first.read_text())
+    command = [sys.executable, "-c", RACE, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stdout == "(True, None)\nSepalClientApp\n", done.stdout + done.stderr

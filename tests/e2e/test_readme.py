@@ -74,8 +74,8 @@ def test_a_serverapp_of_ones_own_runs_in_flowers_simulation(tmp_path):
     end = "    print('rounds:', sorted(result.evaluate_metrics_clientapp), flush=True)\n"
     (app_directory / "own_server.py").write_text(begin + code.replace("num_rounds=20", "num_rounds=2") + end)
     settings = (ROOT / "pyproject.toml").read_text()
-    assert settings.count('"sepal.server_app.app:app"') == 1
-    (app_directory / "pyproject.toml").write_text(settings.replace('"sepal.server_app.app:app"', '"own_server:app"'))
+    assert settings.count('"sepal.apps:server_app"') == 1
+    (app_directory / "pyproject.toml").write_text(settings.replace('"sepal.apps:server_app"', '"own_server:app"'))
     flwr = (
         ".venv/bin/flwr run . --stream --federation-config 'num-supernodes=3 client-resources-num-cpus=1' "
         "--run-config \"method='fedpse' fedpse.keep=0.1 dataset='digits' clients=3 rounds=2\""

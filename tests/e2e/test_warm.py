@@ -137,7 +137,7 @@ def test_a_fork_without_memory_fails_cleanly(deployment, tmp_path, trouble):
     assert resident(deployment) == before
 
 
-@pytest.mark.parametrize(("version", "reference"), [("0.1.1", "sepal.client_app.app:app"), ("0.1.2", "other:app")])
+@pytest.mark.parametrize(("version", "reference"), [("0.1.1", "sepal.apps:client_app"), ("0.1.2", "other:app")])
 def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path, version, reference):
     """The app is submitted with changed client code: it is what answers, not what the resident process has imported.
 
@@ -147,9 +147,9 @@ def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path, v
     for name in ("client_app", "server_app", "sepal", "strategies", "models"):
         shutil.copytree(ROOT / name, app / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     text = (ROOT / "pyproject.toml").read_text()
-    assert 'clientapp = "sepal.client_app.app:app"' in text
+    assert 'clientapp = "sepal.apps:client_app"' in text
     text = text.replace('version = "0.1.0"', f'version = "{version}"', 1)
-    (app / "pyproject.toml").write_text(text.replace("sepal.client_app.app:app", reference))
+    (app / "pyproject.toml").write_text(text.replace("sepal.apps:client_app", reference))
     (app / "other.py").write_text("from sepal.client_app.app import make_app\n\napp = make_app()\n")
     build = app / "client_app" / "build.py"
     changed = build.read_text().replace("return self.name or", 'return f"new-{self.name}" or')

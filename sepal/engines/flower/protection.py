@@ -11,7 +11,7 @@ from pathlib import Path
 from sepal.engines.flower.certificates import make_certificates
 from sepal.errors import SepalError
 
-COMPONENTS = {"serverapp": "sepal.server_app.app:app", "clientapp": "sepal.client_app.app:app"}  # of Sepal's own app
+COMPONENTS = {"serverapp": "sepal.apps:server_app", "clientapp": "sepal.apps:client_app"}  # of Sepal's own app
 SETTINGS, MANIFEST = "pyproject.toml", ".info/CONTENT"  # the second is Flower's
 MOST = 16 << 10  # bytes of either; ours has 5 KiB, and the time for reading nested names grows with the square
 OURS = ("sepal", "sepal-fl")  # the publisher and the project of Sepal's own app

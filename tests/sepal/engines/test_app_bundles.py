@@ -33,7 +33,7 @@ def zipped(**files):
 
 
 def settings(project="sepal-fl", version="0.1.0", publisher="sepal", **components):
-    named = {"serverapp": "sepal.server_app.app:app", "clientapp": "sepal.client_app.app:app", **components}
+    named = {"serverapp": "sepal.apps:server_app", "clientapp": "sepal.apps:client_app", **components}
     lines = "\n".join(f'{name} = "{value}"' for name, value in named.items())
     about = f'[project]\nname = "{project}"\nversion = "{version}"\n[tool.flwr.app]\npublisher = "{publisher}"\n'
     return f"{about}[tool.flwr.app.components]\n{lines}\n"
