@@ -108,11 +108,11 @@ def assemble(
     sides: dict[str, Any] = {"output": learning.output, "inputs": info.inputs}
     if ":" in config.model:  # built-in models draw nothing that NumPy does not draw again
         sides["seed"] = torch_seed(config.seed)
-    given = None if make is None else arrays
+    given_arrays = None if make is None else arrays
     make = make or partial(models.build, config.model, *shape, config.width, **sides)
     if config.trainable or config.lora.rank:
         make = partial(part_frozen, make, config)
-    first = first_weights(config, make, given)
+    first = first_weights(config, make, given_arrays)
     labels_and_schema = (info.class_names, info.schema) if config.dataset in FILES else ()
     agreed = agreed_text(config, hyper, flat, sources or {}, *labels_and_schema)
     task = Task(

@@ -140,11 +140,11 @@ def join(
         client = Node.of(node_config).client
         host, _ = split(address)
         credentials = NodeCredentials.of(certs, client) if certs else None
-        own = credentials.name if credentials else ""
-        if credentials and own and own != client:  # the server knows the key under this name alone
+        key_name = credentials.name if credentials else ""
+        if credentials and key_name and key_name != client:  # the server knows the key under this name alone
             if texts["name"]:
-                raise ConfigError("--name", f"{own}, the name of the key in {credentials.directory}", client)
-            client = node_config["name"] = own
+                raise ConfigError("--name", f"{key_name}, the name of the key in {credentials.directory}", client)
+            client = node_config["name"] = key_name
         if not credentials:
             check_plain_text(host, insecure)
         if audit != "none":
@@ -174,8 +174,8 @@ def demands(
     strict = privacy is Privacy.STRICT
     noise = least_noise if least_noise is not None else STRICT_NOISE * strict
     most = most_uploads if most_uploads is not None else STRICT_UPLOADS * strict
-    found = {"least-noise": noise, "most-uploads": most, "no-accuracies": no_accuracies or strict}
-    return {key: value for key, value in found.items() if value}
+    node_keys = {"least-noise": noise, "most-uploads": most, "no-accuracies": no_accuracies or strict}
+    return {key: value for key, value in node_keys.items() if value}
 
 
 def check_importable(target: str) -> None:

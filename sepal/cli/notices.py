@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def starting(what: str = "", stays: bool = False) -> Iterator[None]:
+def starting(purpose: str = "", stays: bool = False) -> Iterator[None]:
     """Say so on a terminal while a command imports what it needs, which can take seconds; then take it back.
 
     Args:
-        what: What is prepared.
+        purpose: What is prepared.
         stays: Without a terminal, say it too, in a line that stays: for a command that is to run for days.
     """
-    line = f"sepal: preparing {what}" if what else "sepal: starting"
+    line = f"sepal: preparing {purpose}" if purpose else "sepal: starting"
     words, erase = (f"{line} …", "\r\x1b[K") if sys.stderr.isatty() else (f"{line}\n" * stays, "")
     typer.echo(words, nl=False, err=True)
     try:

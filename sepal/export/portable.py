@@ -251,14 +251,14 @@ def _check_size(origin: Origin) -> None:
     It is built and tried without memory for its weights and for what its layers give.
     """
     room = psutil.virtual_memory().available // 2
-    with torch.device("meta"), torch.no_grad(), _Made() as made:
+    with torch.device("meta"), torch.no_grad(), _Made() as counter:
         module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary, output=_output(origin))
         weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-        made.bytes = 0
+        counter.bytes = 0
         module.eval()(torch.zeros((1, *origin.shape), dtype=torch.int64 if origin.vocabulary else torch.float32))
-    for size, what in ((weights, origin.model), (made.bytes, f"an example of shape {origin.shape}")):
+    for size, subject in ((weights, origin.model), (counter.bytes, f"an example of shape {origin.shape}")):
         if size > room:
-            raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{what} of {size / 2**30:.3g} GiB")
+            raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{subject} of {size / 2**30:.3g} GiB")
 
 
 class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -274,11 +274,11 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation."""
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self.bytes += tensor.numel() * tensor.element_size()
-        return found
+        return result
 
 
 def _output(origin: Origin) -> tuple[int, ...]:

@@ -36,8 +36,8 @@ def answer(comparison: Comparison, cell: str) -> Answer:
     for variant in ranked:
         mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
         between = variant.difference_by_seed if over == "seeds" else variant.difference
-        found = between(best, "deployed") if variant is not best else None
-        behind = found.shown(measure, "+") if found else NONE
+        difference = between(best, "deployed") if variant is not best else None
+        behind = difference.shown(measure, "+") if difference else NONE
         sent = size(sum(map(variant.megabytes, DIRECTIONS)))
         rows.append(
             [
@@ -48,8 +48,8 @@ def answer(comparison: Comparison, cell: str) -> Answer:
                 BEST if variant is best and mean and len(ranked) > 1 else behind,
             ]
         )
-        certain = over == "seeds" and found is not None and found.spread is not None
-        clear.append(bool(certain and found and found.spread is not None and abs(found.mean) > found.spread))
+        spread = difference.spread if difference and over == "seeds" else None
+        clear.append(difference is not None and spread is not None and abs(difference.mean) > spread)
     heads = (measure.axis, "deployed", "worst\n10 %", "MB", f"difference to\n{best.label}")
     return Answer(Sheet(heads, rows), clear, _reading(over, ranked))
 
@@ -61,7 +61,7 @@ def _rank(variant: Variant, sign: float) -> float:
 
 def _reading(over: str, ranked: list[Variant]) -> str:
     words = f"{ranked[0].measure.axis}, on test data, of the models that a user of a client predicts with"
-    words += ", ± one standard deviation over seeds." if any(len(each.results) > 1 for each in ranked) else "."
+    words += ", ± one standard deviation over seeds." if any(len(variant.results) > 1 for variant in ranked) else "."
     words += " MB: payloads of training, up and down, all clients."
     if len(ranked) > 1:
         words += f" In brackets: the 95 % interval over {over}"

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from sepal.report.data import first_shown, views, with_cell
-from sepal.report.figure import FROM_DATA, Drawn, digits_of, figure, named, said
+from sepal.report.figure import FROM_DATA, Drawn, digits_of, estimate_text, figure, named
 from sepal.report.learned import Rows
 from sepal.report.marks import colour_of, dash_of, ends, round_axis, shape_of
 from sepal.report.sizes import size
@@ -26,7 +26,7 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         logarithmic = x == "mb"
         scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
         x_axis = round_axis() if x == "round" else alt.Axis(format="~f", labelOverlap="greedy")
-        place = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
+        x_encoding = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
         moved = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
         full, between = (moved.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
         mean: Any = alt.Y("mean:Q", title=comparison.measure.axis, scale=FROM_DATA)
@@ -39,11 +39,11 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
             alt.Tooltip("mean:Q", title=comparison.measure.axis, format=digits_of(comparison)),
         ]
         layers = [
-            full.mark_area(opacity=0.14).encode(place, alt.Y("low:Q"), alt.Y2("high:Q"), colour),
-            between.mark_line(strokeWidth=1, opacity=0.6).encode(place, mean, colour, dash),
-            full.mark_line(strokeWidth=2).encode(place, mean, colour, dash),
+            full.mark_area(opacity=0.14).encode(x_encoding, alt.Y("low:Q"), alt.Y2("high:Q"), colour),
+            between.mark_line(strokeWidth=1, opacity=0.6).encode(x_encoding, mean, colour, dash),
+            full.mark_line(strokeWidth=2).encode(x_encoding, mean, colour, dash),
             full.mark_point(size=48, filled=True, opacity=1).encode(
-                place, mean, colour, shape_of(comparison), tooltip=tips
+                x_encoding, mean, colour, shape_of(comparison), tooltip=tips
             ),
             ends(comparison, drawn, HEIGHT),
         ]
@@ -56,9 +56,10 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         text = size if logarithmic else f"{{:.{digits}f}}".format
         after = {(row["cell"], row["label"]): f" after {text(row[x])} {unit}" for row in last}
         words = "; ".join(
-            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(first), comparison.measure)}"
-            f"{after.get((each.cell, each.label), '')}"
-            for each in comparison.all_variants()
+            f"{with_cell(variant.label, variant.cell)} ends at "
+            f"{estimate_text(variant.accuracy(first), comparison.measure)}"
+            f"{after.get((variant.cell, variant.label), '')}"
+            for variant in comparison.all_variants()
         )
         closed, sampled = (any(row[key].startswith(value) for row in rows) for key, value in KINDS)
         measure = comparison.measure

@@ -100,35 +100,37 @@ def figure(
     """
 
     def declare(draw: Draw) -> Draw:
-        def make(comparison: Comparison, found: Rows) -> Figure:
-            same = constant(found, varying) if varying else {}
-            found = [row for row in found if (row.get("cell"), row.get("label")) not in same]
-            told = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
-            if not found:
-                words = f"All clients have the same: {told}."
+        def make(comparison: Comparison, figure_rows: Rows) -> Figure:
+            same = constant(figure_rows, varying) if varying else {}
+            figure_rows = [row for row in figure_rows if (row.get("cell"), row.get("label")) not in same]
+            same_values = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
+            if not figure_rows:
+                words = f"All clients have the same: {same_values}."
                 return Figure(
                     name, data or name, named(title, comparison), "No figure: nothing differs.", words, {}, (), main
                 )
-            there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
-            own = f"{json.dumps(deployed(comparison))}[datum.cell + '/' + datum.label]"
-            view = "view" if DEPLOYED in there else f"(view == '{DEPLOYED}' ? {own} : view)"
-            view = f"(indexof({there}, {view}) < 0 ? '{STAND_IN}' : {view})" if stand_in else view
+            row_views = list(dict.fromkeys(row["view"] for row in figure_rows if "view" in row))
+            deployed_view = f"{json.dumps(deployed(comparison))}[datum.cell + '/' + datum.label]"
+            view = "view" if DEPLOYED in row_views else f"(view == '{DEPLOYED}' ? {deployed_view} : view)"
+            view = f"(indexof({row_views}, {view}) < 0 ? '{STAND_IN}' : {view})" if stand_in else view
             choices = {  # control → its first value, and the rows that it chooses
                 "cell": (comparison.cells[0], "datum.cell == cell"),
                 "view": (views(comparison)[0], f"datum.view == {view}"),
                 "hidden": ([], "indexof(hidden, datum.label) < 0"),
-                "label": (comparison.labels[0], f"datum.label == {label_of(found)}"),
-                "figure": (first_own(found), "datum.figure == figure"),
+                "label": (comparison.labels[0], f"datum.label == {label_of(figure_rows)}"),
+                "figure": (first_own(figure_rows), "datum.figure == figure"),
                 "zero": (False, "true"),  # whether axes of accuracy begin at 0
             }
             chart = alt.Chart(alt.NamedData(name=data or name))
-            chart = chart.add_params(*(alt.param(name=each, value=choices[each][0]) for each in controls))
+            chart = chart.add_params(*(alt.param(name=control, value=choices[control][0]) for control in controls))
             left_out = json.dumps([f"{cell}/{label}" for cell, label in same])
             drop = f"indexof({left_out}, datum.cell + '/' + datum.label) < 0"
             parts = [*(choices[c][1] for c in controls), *filter(None, (rows, drop if same else ""))]
             chart = chart.transform_filter(" && ".join(parts))
-            drawn = draw(comparison, found, chart)
-            reading = f"{drawn.reading} Not drawn, as all clients have the same: {told}." if same else drawn.reading
+            drawn = draw(comparison, figure_rows, chart)
+            reading = (
+                f"{drawn.reading} Not drawn, as all clients have the same: {same_values}." if same else drawn.reading
+            )
             return Figure(
                 name, data or name, named(title, comparison), reading, drawn.words, finish(drawn), controls, main
             )
@@ -156,7 +158,7 @@ def constant(rows: Rows, field: str) -> dict[tuple[str, str], float]:
     for row in rows:
         if row.get("one", "") != row.get("other"):
             values.setdefault((row["cell"], row["label"]), set()).add(row[field])
-    return {run: next(iter(found)) for run, found in values.items() if len(found) == 1}
+    return {run: next(iter(run_values)) for run, run_values in values.items() if len(run_values) == 1}
 
 
 def label_of(rows: Rows) -> str:
@@ -171,7 +173,7 @@ def first_own(rows: Rows) -> str:
     for row in rows:
         if "figure" in row:
             values.setdefault(row["figure"], {}).setdefault((row["cell"], row["label"]), set()).add(row["value"])
-    varying = (name for name, runs in values.items() if any(len(found) > 1 for found in runs.values()))
+    varying = (name for name, runs in values.items() if any(len(run_values) > 1 for run_values in runs.values()))
     return next(varying, next(iter(values), ""))
 
 
@@ -205,9 +207,9 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
     return f"length({first}) > {LONG} ? [{first}, {rest}] : {first} + ', ' + {rest}"  # two lines on a phone
 
 
-def said(found: Estimate | None, measure: Measure = ACCURACY) -> str:
+def estimate_text(estimate: Estimate | None, measure: Measure = ACCURACY) -> str:
     """Return an estimate with its unit as text."""
-    return found.with_unit(measure) if found else "no figure"
+    return estimate.with_unit(measure) if estimate else "no figure"
 
 
 def named(title: str, comparison: Comparison) -> str:

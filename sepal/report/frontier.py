@@ -46,15 +46,15 @@ class Panels:
     @cached_property
     def labels(self) -> list[str]:
         """All labels, each with one look in all panels."""
-        found = (place.entry.label for panel in self.places.values() for place in panel)
-        return list(dict.fromkeys([*self.order, *found]))
+        panel_labels = (standing.entry.label for panel in self.places.values() for standing in panel)
+        return list(dict.fromkeys([*self.order, *panel_labels]))
 
 
 def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str, longest: int = LONGEST) -> Any:
     """Return a panel of the rows of :func:`~sepal.report.places.of_places`; longer names are cut."""
     scale = alt.Scale(type="log", nice=False) if wide else alt.Scale(nice=False, zero=True)
     axis = alt.Axis(format="~f", labelOverlap="greedy")
-    place, corner = (alt.X(f"{x}:Q", title=megabytes, scale=scale, axis=axis) for x in ("mb", "x"))
+    x_point, x_corner = (alt.X(f"{x}:Q", title=megabytes, scale=scale, axis=axis) for x in ("mb", "x"))
     value, low = (alt.Y(f"{y}:Q", title=look.measure.axis, scale=FROM_DATA) for y in ("mean", "low"))
     digits = digits_of(look)
     tips = [
@@ -67,18 +67,18 @@ def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str, longest: i
         alt.Tooltip("rival:N", title="within the noise of"),
     ]
     colour, cut = colour_of(look), short("datum.label", longest)
-    there = drawn.transform_filter("datum.kind == 'place'")
-    sends, free = there.transform_filter("datum.mb > 0"), there.transform_filter("datum.mb == 0")
-    named = spread(there.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
+    standing_rows = drawn.transform_filter("datum.kind == 'place'")
+    sends, free = standing_rows.transform_filter("datum.mb > 0"), standing_rows.transform_filter("datum.mb == 0")
+    named = spread(standing_rows.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
     stairs = drawn.transform_filter("datum.on").mark_line(interpolate="step-after", strokeWidth=2, color="var(--muted)")
     leader: dict[str, Any] = {"x2": RIGHT, "y2": "place:Q"}
     return alt.layer(
         free.mark_rect(opacity=0.1).encode(low, alt.Y2("high:Q"), colour),
-        named.transform_filter("datum.mb > 0").mark_rule(opacity=0.35).encode(place, value, colour, **leader),
-        stairs.encode(corner, value, alt.Order("x:Q")),
+        named.transform_filter("datum.mb > 0").mark_rule(opacity=0.35).encode(x_point, value, colour, **leader),
+        stairs.encode(x_corner, value, alt.Order("x:Q")),
         free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(value, colour, tooltip=tips),
-        sends.mark_rule(strokeWidth=1.5).encode(place, low, alt.Y2("high:Q"), colour),
-        sends.mark_point(size=80, filled=True, opacity=1).encode(place, value, colour, shape_of(look), tooltip=tips),
+        sends.mark_rule(strokeWidth=1.5).encode(x_point, low, alt.Y2("high:Q"), colour),
+        sends.mark_point(size=80, filled=True, opacity=1).encode(x_point, value, colour, shape_of(look), tooltip=tips),
         labels(look, named.transform_filter("datum.on"), cut, "bold"),
         labels(look, named.transform_filter("!datum.on"), cut),
     )
@@ -116,7 +116,7 @@ def picture(panels: Panels, theme: str = "", columns: int = 2) -> str:
     """
     import vl_convert
 
-    wide = logarithmic([place.entry.megabytes for place in each] for each in panels.places.values())
+    wide = logarithmic([standing.entry.megabytes for standing in panel] for panel in panels.places.values())
     charts = []
     for title, places in panels.places.items():
         drawn = alt.Chart(alt.InlineData(values=list(of_places(places, panels.measure, wide))))
@@ -141,8 +141,10 @@ def coloured(drawing: str, theme: str = "") -> str:
         dict(re.findall(r"(--\w+): (#\w+)", block)) for block in re.findall(r":root.*?\{(.+?)\}", css, re.S)[:2]
     )
     if theme:
-        return re.sub(r"var\((--\w+)\)", lambda found: (light if theme == "light" else dark)[found[1]], drawing)
-    rules = [f":root {{ {'; '.join(f'{name}: {colour}' for name, colour in each.items())} }}" for each in (light, dark)]
+        return re.sub(r"var\((--\w+)\)", lambda match: (light if theme == "light" else dark)[match[1]], drawing)
+    rules = [
+        f":root {{ {'; '.join(f'{name}: {colour}' for name, colour in colours.items())} }}" for colours in (light, dark)
+    ]
     style = f"<style>{rules[0]} @media (prefers-color-scheme: dark) {{ {rules[1]} }}</style>"
     ground = '<rect width="100%" height="100%" fill="var(--card)"/>'
     return re.sub(r"(<svg.*?>)", rf"\1{style}{ground}", drawing, count=1, flags=re.S)

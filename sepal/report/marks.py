@@ -51,11 +51,11 @@ def client_axis(names: Iterable[str], skip: int = 0) -> alt.Axis:
         names: The clients.
         skip: Letters before a name in the axis' values, which bring clients into order.
     """
-    found = {NUMBERED.sub("", name, 1) for name in names}
-    if len(found) > CLIENTS:
+    short_names = {NUMBERED.sub("", name, 1) for name in names}
+    if len(short_names) > CLIENTS:
         return alt.Axis(labels=False, ticks=False)
     name = f"replace(slice(datum.label, {skip}), regexp('^{NUMBERED.pattern}'), '')"
-    angle = 0 if max(map(len, found)) <= 2 else -45
+    angle = 0 if max(map(len, short_names)) <= 2 else -45
     return alt.Axis(labelExpr=short(name, LONGEST), labelAngle=angle, labelLimit=0, labelOverlap=False, ticks=False)
 
 
@@ -80,7 +80,7 @@ def dash_of(comparison: Look) -> alt.StrokeDash:
 
 
 def _scale(comparison: Look, values: Sequence[Any]) -> alt.Scale:
-    looks = [values[place % len(values)] for place in range(len(comparison.labels))]
+    looks = [values[index % len(values)] for index in range(len(comparison.labels))]
     return alt.Scale(domain=comparison.labels, range=looks)
 
 

@@ -31,8 +31,8 @@ def _named(rows: Rows) -> str:
 
 def _cited(comparison: Comparison, kind: str) -> str:
     """Return which paper's figure it is, in brackets, as the methods' records say."""
-    found = (readers(variant.method).get(kind) for variant in comparison.all_variants())
-    words = dict.fromkeys(reader.figure for reader in found if reader)
+    method_readers = (readers(variant.method).get(kind) for variant in comparison.all_variants())
+    words = dict.fromkeys(reader.figure for reader in method_readers if reader)
     return f" ({'; '.join(words)})" if words else ""
 
 

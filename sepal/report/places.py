@@ -15,16 +15,16 @@ SPAN = 10  # sizes further apart than so many times have a logarithmic axis
 
 def frontier_rows(comparison: Comparison) -> Iterator[Row]:
     """Yield the rows of all cells that have a frontier."""
-    found = by_cell(comparison)
-    wide = logarithmic([place.entry.megabytes for place in places] for places in found.values())
-    for cell, places in found.items():
+    standings_of = by_cell(comparison)
+    wide = logarithmic([standing.entry.megabytes for standing in places] for places in standings_of.values())
+    for cell, places in standings_of.items():
         yield from ({"cell": cell, **row} for row in of_places(places, comparison.measure, wide))
 
 
 def by_cell(comparison: Comparison) -> dict[str, list[Standing]]:
     """Return the places of each cell; without a cell with one variant, which has no other beside it."""
-    found = {cell: frontier(entries(comparison.variants(cell)), comparison.measure) for cell in comparison.cells}
-    return {cell: places for cell, places in found.items() if len(places) > 1}
+    standings_of = {cell: frontier(entries(comparison.variants(cell)), comparison.measure) for cell in comparison.cells}
+    return {cell: places for cell, places in standings_of.items() if len(places) > 1}
 
 
 def logarithmic(panels: Iterable[Iterable[float]]) -> bool:
@@ -41,15 +41,21 @@ def of_places(places: Sequence[Standing], measure: Measure, wide: bool) -> Itera
         measure: The metric.
         wide: Whether the axis is logarithmic: then what sends nothing begins left of the least size.
     """
-    sizes = [place.entry.megabytes for place in places if place.entry.megabytes > 0] or [1.0]
+    sizes = [standing.entry.megabytes for standing in places if standing.entry.megabytes > 0] or [1.0]
     left = min(sizes) / MARGIN if wide else 0.0
     last = None
-    for place in places:
-        size, (low, high) = float(f"{place.entry.megabytes:.5g}"), place.entry.bar
-        values = {"mean": place.entry.value.mean, "low": low, "high": high}
-        row = {"label": place.entry.label, "kind": "place", "on": place.frontier, "rival": place.rival, "mb": size}
+    for standing in places:
+        size, (low, high) = float(f"{standing.entry.megabytes:.5g}"), standing.entry.bar
+        values = {"mean": standing.entry.value.mean, "low": low, "high": high}
+        row = {
+            "label": standing.entry.label,
+            "kind": "place",
+            "on": standing.frontier,
+            "rival": standing.rival,
+            "mb": size,
+        }
         row |= {"x": size or left, **{key: measure.rounded(value) for key, value in values.items()}}
-        last = row if place.frontier else last
+        last = row if standing.frontier else last
         yield row
     if last:
         yield {**last, "kind": "end", "x": MARGIN * max(sizes)}

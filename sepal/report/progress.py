@@ -138,7 +138,7 @@ class RoundDisplay:
 class _Going:
     task: TaskID
     file: Path
-    seen: int = 0  # bytes of the file read so far
+    bytes_read: int = 0  # of the file, so far
 
 
 class PlanDisplay:
@@ -216,15 +216,15 @@ def _new_line(going: _Going) -> bytes | None:
     if not is_regular(going.file):
         return None
     try:
-        if os.stat(going.file).st_size < going.seen:
-            going.seen = 0  # the run was continued, and deleted lines
+        if os.stat(going.file).st_size < going.bytes_read:
+            going.bytes_read = 0  # the run was continued, and deleted lines
         with going.file.open("rb") as file:
-            file.seek(going.seen)
+            file.seek(going.bytes_read)
             text = file.read()
     except OSError:
         return None
     whole = text[: text.rfind(b"\n") + 1]
-    going.seen += len(whole)
+    going.bytes_read += len(whole)
     return whole.splitlines()[-1] if whole else None
 
 

@@ -32,11 +32,11 @@ def table(
         others = [f'<button type="button" class="sort">{head}</button>' for head in others]
     heads = f"<th>{first}</th>" + "".join(f'<th scope="col">{head}</th>' for head in others)
     yield f'<section {attributes} tabindex="0" aria-label="{label}"><table><thead><tr>{heads}</tr></thead><tbody>'
-    for place, row in enumerate(sheet.rows):
+    for row_index, row in enumerate(sheet.rows):
         cells = ""
         for n in kept:
             words = html.escape(row[n]).replace("± ", "±\u00a0").replace("≤ ", "≤\u00a0")  # lines break before these
-            words = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", "\u00a0"), words)  # an interval
-            cells += f"<td><strong>{words}</strong></td>" if (place, n) in bold else f"<td>{words}</td>"
+            words = re.sub(r"\[[^]]*\]", lambda interval: interval[0].replace(" ", "\u00a0"), words)  # an interval
+            cells += f"<td><strong>{words}</strong></td>" if (row_index, n) in bold else f"<td>{words}</td>"
         yield f'<tr><th scope="row">{html.escape(row[0])}</th>{cells}</tr>'
     yield "</tbody></table></section>"

@@ -170,20 +170,20 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
     table = new_table(f"At the end, over all clients: {measure.name}{measure.in_unit}")
     for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "validation's\nbest (round)"):
         table.add_column(name, justify="left" if name in ("method", "view") else "right")
-    for each in (run, yardstick):
-        if each is None or each.summary is None:
+    for shown_run in (run, yardstick):
+        if shown_run is None or shown_run.summary is None:
             continue
-        found = headline_of(each.summary)
-        deployed = each.deployed
-        for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
-            figures = found[view]
+        view_figures = headline_of(shown_run.summary)
+        deployed = shown_run.deployed
+        for view in sorted(view_figures, key=lambda view: view != deployed):  # first the one that users predict with
+            figures = view_figures[view]
             mark = " (deployed)" * (view == deployed)
-            cells = [printable(each.config["method"]), printable(view) + mark]
+            cells = [printable(shown_run.config["method"]), printable(view) + mark]
             if figures is None:
                 table.add_row(*cells, *["-"] * 5)
                 continue
             cells += [measure.number(figures[key]) for key in ("mean", "weighted", "std", "bottom_decile")]
-            table.add_row(*cells, best(figures["best"], each.summary["rounds"], measure))
+            table.add_row(*cells, best(figures["best"], shown_run.summary["rounds"], measure))
     return table
 
 
@@ -191,12 +191,12 @@ def capacity_table(summary: Mapping[str, Any]) -> Table:
     """Return the mean accuracy by quarter of the clients' capacities."""
     measure = measure_of(summary)
     table = new_table(f"At the end, by capacity: mean {measure.name}{measure.in_unit}")
-    views = [view for view, found in headline_of(summary).items() if found]
+    views = [view for view, group_figures in headline_of(summary).items() if group_figures]
     for name in ("capacity", "clients", *map(printable, views)):
         table.add_column(name, justify="left" if name == "capacity" else "right")
-    for group, found in summary["by_capacity"].items():
-        clients = max(figures["clients"] for figures in found.values())
-        cells = [measure.number(found[view]["mean"]) if view in found else "-" for view in views]
+    for group, group_figures in summary["by_capacity"].items():
+        clients = max(figures["clients"] for figures in group_figures.values())
+        cells = [measure.number(group_figures[view]["mean"]) if view in group_figures else "-" for view in views]
         table.add_row(printable(group), str(clients), *cells)
     return table
 
@@ -252,8 +252,8 @@ def print_comparison(console: Console, comparison: Comparison, everything: bool 
         paragraphs(*no_better(variants), *diverged(variants), *convergence(variants), rounds_run(variants))
         console.print(escape(reading), style="italic", highlight=False)
         say(" ")
-        for found, *words in _further(comparison, cell) if everything else ():
-            print_sheet(console, found)
+        for further_sheet, *words in _further(comparison, cell) if everything else ():
+            print_sheet(console, further_sheet)
             paragraphs(*words)
     if everything:
         print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
@@ -300,8 +300,8 @@ def print_sheet(
         table.add_column(sheet.head[0], overflow="fold", max_width=None if left else console.width // NAMES)
         for number in columns:
             table.add_column(sheet.head[number], justify="left" if left else "right", no_wrap=not left)
-        for place, row in enumerate(sheet.rows):
-            table.add_row(escape(row[0]), *(written(place, n) for n in columns))
+        for row_index, row in enumerate(sheet.rows):
+            table.add_row(escape(row[0]), *(written(row_index, n) for n in columns))
         return table
 
     if not sheet.rows:
@@ -313,6 +313,6 @@ def print_sheet(
         if parts[-1] and wide > console.width:
             parts.append([])
         parts[-1].append(number)
-    for each in parts:
-        console.print(part(each))
+    for part_columns in parts:
+        console.print(part(part_columns))
         console.print()  # printing a table ignores `end`

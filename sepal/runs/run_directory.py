@@ -137,14 +137,14 @@ class RunDirectory:
         Raises:
             ConfigError: See above.
         """
-        wanted, store = self._assembly.task.config.final_model, self.store()
-        if wanted == "best" and store.best() is None:
+        final_model, store = self._assembly.task.config.final_model, self.store()
+        if final_model == "best" and store.best() is None:
             expected = "last: the run kept no best models, for want of an evaluation on validation data before its end"
-            raise ConfigError("final-model", expected, wanted)
+            raise ConfigError("final-model", expected, final_model)
         last = (stored_summary(self.path) or {})["rounds"]
         if self._assembly.task.config.privacy.noise and last not in store.rounds():
             expected = "as it was: privacy.noise undoes no round, and the last one has no checkpoint"
-            raise ConfigError("final-model", expected, wanted)
+            raise ConfigError("final-model", expected, final_model)
 
     def _extends(self, rounds: object) -> bool:
         """Return whether the run has more rounds than the ``rounds`` with which it was started, and may have them.

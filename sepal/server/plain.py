@@ -297,7 +297,7 @@ class MethodStrategy(Strategy):
         if model:
             whole = dict(contact.arrays) if self._whole else {}
             self._arrays = ArrayRecord({**whole, **{name: Array(np.asarray(value)) for name, value in model.items()}})
-        figures = self._figures([reply.found for reply in record.replies.values()], ("received", "trained"))
+        figures = self._figures([reply.figures for reply in record.replies.values()], ("received", "trained"))
         sent = {f"bytes-{way}": line["bytes"][way] for way in ("up", "down")}
         return self._arrays if model else None, MetricRecord({**figures, **sent, "clients": len(record.replies)})
 
@@ -341,7 +341,7 @@ class MethodStrategy(Strategy):
             try:
                 reply, content = read_reply(message.content)
                 check_reply(order, evaluation.start.state.roster[name], download, reply, content, scoring)
-                answers.append(reply.found)
+                answers.append(reply.figures)
             except SepalError as reason:
                 contact.tell(name, str(reason))
         deployed = self.run.method.deployed

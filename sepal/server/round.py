@@ -112,7 +112,7 @@ class Round:
         return "closing" if self._start.closing else self._plan.phase
 
     @property
-    def asked(self) -> int:
+    def request_count(self) -> int:
         """How many clients it asks."""
         return len(self._requests)
 

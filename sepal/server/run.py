@@ -221,4 +221,4 @@ class Run:
         """End the run after the last completed round, because a caller asked, and store it in that round's record."""
         if record := self.store.replay(self.state.round):
             self.store.commit(replace(record, stopped=True))
-        self.stopping = self.stopping.asked()
+        self.stopping = self.stopping.stopped_by_caller()

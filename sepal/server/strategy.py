@@ -108,7 +108,7 @@ class SepalStrategy:
         if round is None or progress.closed:
             return Status(progress.round + 1, "closed" if progress.closed else "waiting", roster, present)
         waiting, absent = len(round.waiting), len(round.absent)
-        return Status(round.number, round.phase, roster, present, round.asked, waiting - absent, absent)
+        return Status(round.number, round.phase, roster, present, round.request_count, waiting - absent, absent)
 
     def start(  # Flower's signature; arguments that do not apply are refused
         self,
@@ -237,7 +237,7 @@ class SepalStrategy:
             return
         if record.diverged and not run.report.diverged:
             words = "round %d: the training of %d of %d clients diverged and does not count: %s"
-            log.warning(words, record.round, len(set(record.diverged)), round.asked, REMEDY)
+            log.warning(words, record.round, len(set(record.diverged)), round.request_count, REMEDY)
         ended = time.monotonic()
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)

@@ -94,7 +94,7 @@ def test_losses_of_models_of_its_choice_tell_the_server_the_inputs_of_a_test_exa
     weights["fc1.weight"][0, 0], weights["fc1.bias"][0] = 1, 10
     weights["fc2.weight"][0, 0] = 1 if task == "regression" or test.y.item() else -1  # a server tries both
     content = seal(Payload(dense(weights, layout, ValueCoding.FP32)))
-    figures = ask(host, Plan(2), Kind.ADAPT, content, views=("received",))[0].found
+    figures = ask(host, Plan(2), Kind.ADAPT, content, views=("received",))[0].figures
     figure = figures["received.sums"][4] + test.y.item() if task == "regression" else figures["received.loss"]
     assert figure == pytest.approx(10 + test.x[0, 0], abs=1e-3)
 
