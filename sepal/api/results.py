@@ -128,7 +128,7 @@ class Run:
 
         result = predictions(self._loaded(client, view), data)
         if (table := result.table()) is None:
-            head = "mask" if result.model.learning.name == "segmentation" else "prediction"
+            head = "mask" if result.model.task.name == "segmentation" else "prediction"
             return pd.DataFrame({"example": result.names, head: list(result.predicted)})
         return pd.DataFrame(table[1], columns=table[0])
 

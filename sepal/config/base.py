@@ -136,13 +136,13 @@ class Settings(BaseModel):
         value = getattr(self, next(names))
         return value.value(rest) if dot else value
 
-    def largest_message(self, task: Any) -> int:
+    def largest_message(self, setup: Any) -> int:
         """Return the number of entries of the method's largest message; sets the default of ``max-message-bytes``.
 
         Args:
-            task: The run's :class:`sepal.method.interface.Task`.
+            setup: The run's :class:`sepal.method.interface.RunSetup`.
         """
-        return sum(parameter.size for parameter in task.layout)
+        return sum(parameter.size for parameter in setup.layout)
 
 
 def flat_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:

@@ -68,7 +68,7 @@ class RunConfig(Settings):
     task: str = Field(
         "classification",
         description="what is learned: classification, multilabel, regression, segmentation, tokens, or "
-        "package.module:Task of your own (docs/tasks.md)",
+        "package.module:NAME of your own (docs/tasks.md)",
         json_schema_extra=marks(Mark.CODE, Mark.DATA, Mark.DIGESTED, Mark.METRIC),
     )
     metric: str = Field(
@@ -381,7 +381,7 @@ class RunConfig(Settings):
         if task not in TASKS and not (":" in task and all(task.partition(":")[::2])):
             near = nearest(task, TASKS)
             hint = f" (did you mean {near}?)" * bool(near)
-            raise ValueError(f"{', '.join(TASKS)}, or package.module:Task{hint}")
+            raise ValueError(f"{', '.join(TASKS)}, or package.module:NAME{hint}")
         return task
 
     @field_validator("target_unit")

@@ -34,7 +34,7 @@ from sepal.method.interface import resolve
 from sepal.modules import bring_back, floating, frozen_tensors, set_frozen, tied_names
 from sepal.storage.regular import check_regular
 from sepal.strategies import registry
-from sepal.tasks import LearningTask
+from sepal.tasks import Task
 from sepal.tasks.builtin import TASKS
 from sepal.tasks.inputs import several
 from sepal.tasks.learning import CLASSIFICATION
@@ -112,7 +112,7 @@ class Origin:
     schema: str = ""
 
 
-def learning_of(origin: Origin) -> LearningTask:
+def task_of_origin(origin: Origin) -> Task:
     """Return the task that a model has learned.
 
     Raises:
@@ -127,13 +127,13 @@ class Loaded:
 
     Of a table that it standardises, inputs are float64 rows as in the file.
 
-    Its attribute ``learning`` is the task: ``learning.predict`` maps outputs to predictions.
+    Its attribute ``task`` is the task: ``task.predict`` maps outputs to predictions.
 
     Images are as in training (:meth:`prepare`), rows of a table as in their file.
     """
 
     def __init__(self, origin: Origin, module: nn.Module) -> None:
-        self.origin, self.module, self.learning = origin, module.eval(), learning_of(origin)
+        self.origin, self.module, self.task = origin, module.eval(), task_of_origin(origin)
 
     def __call__(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return the logits of a batch."""
@@ -206,7 +206,7 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         sides = loaded(np.zeros((1, *origin.shape), np.float32)).shape
     except (RuntimeError, TypeError) as reason:  # torch's, of shapes and types
         raise ModelError("model", f"tensors and numbers that fit {origin.model}", one_line(str(reason), 200)) from None
-    if sides != (1, *loaded.learning.output):
+    if sides != (1, *loaded.task.output):
         raise ModelError("model", f"a number for each of {origin.classes} classes", sides[1:])
     return loaded
 
@@ -283,7 +283,7 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _output(origin: Origin) -> tuple[int, ...]:
     """Return the shape of the outputs for one example; nothing for logits."""
-    return () if origin.task == CLASSIFICATION else learning_of(origin).output
+    return () if origin.task == CLASSIFICATION else task_of_origin(origin).output
 
 
 def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:

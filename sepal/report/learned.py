@@ -96,10 +96,10 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     def algorithm(name: str) -> Any:
         from sepal.client_app.build import Node, Shared, build_host
 
-        node = Node(int(name.rpartition("-")[2]), assembly.task.config.clients)
+        node = Node(int(name.rpartition("-")[2]), assembly.setup.config.clients)
         return build_host(Shared.around(assembly, "cpu"), node, "", stores[name]).algorithm
 
-    return resolve(reader.function)(EndedRun(assembly.task, progress.server, states, algorithm))
+    return resolve(reader.function)(EndedRun(assembly.setup, progress.server, states, algorithm))
 
 
 def _assembled(path: Path, allowed: Allowed) -> Assembly:

@@ -64,18 +64,18 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None) -> None:
-        check_accountant(assembly.task.config)
-        assembly.method.make_server(assembly.task)  # refuses what cannot run, before there is a directory
-        if from_round is not None and assembly.task.config.privacy.noise:
+        check_accountant(assembly.setup.config)
+        assembly.method.make_server(assembly.setup)  # refuses what cannot run, before there is a directory
+        if from_round is not None and assembly.setup.config.privacy.noise:
             expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
             raise ConfigError("--from-round", expected, from_round)
         if from_round is not None and not begun(path):
             raise ConfigError("--from-round", "a run that was started", path.name)
-        prefix = f"{method_name(assembly.task.config.method)}."
-        back = FREE_BACK.union(marked(type(assembly.task.hyper), Mark.FREE_BACK, prefix=prefix))
+        prefix = f"{method_name(assembly.setup.config.method)}."
+        back = FREE_BACK.union(marked(type(assembly.setup.hyper), Mark.FREE_BACK, prefix=prefix))
         self._free = FREE if from_round is None else FREE | back
         self.path, self._assembly, self._engine = path, assembly, engine
-        self._total = assembly.task.config.rounds
+        self._total = assembly.setup.config.rounds
         self._new = not os.path.exists(path)  # pathlib raises errors for odd names
         try:
             private_directory(path)
@@ -93,11 +93,11 @@ class RunDirectory:
             raise
 
     def _check_config(self) -> None:
-        task = self._assembly.task
+        setup = self._assembly.setup
         current = {
-            **task.config.flat(),
+            **setup.config.flat(),
             "name": self.path.name,
-            **flatten(task.hyper, f"{method_name(task.config.method)}."),
+            **flatten(setup.hyper, f"{method_name(setup.config.method)}."),
         }
         stored = stored_config(self.path)
         if begun(self.path):
@@ -106,7 +106,7 @@ class RunDirectory:
                 path = self.path / "config.toml"
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
             method = self._assembly.method
-            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(task.config.method)}.")}
+            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(setup.config.method)}.")}
             begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
             self._free |= {"final-model"}  # a run keeps both models
             if self.completed and self._extends(begun_with["rounds"]):
@@ -137,12 +137,12 @@ class RunDirectory:
         Raises:
             ConfigError: See above.
         """
-        final_model, store = self._assembly.task.config.final_model, self.store()
+        final_model, store = self._assembly.setup.config.final_model, self.store()
         if final_model == "best" and store.best() is None:
             expected = "last: the run kept no best models, for want of an evaluation on validation data before its end"
             raise ConfigError("final-model", expected, final_model)
         last = (stored_summary(self.path) or {})["rounds"]
-        if self._assembly.task.config.privacy.noise and last not in store.rounds():
+        if self._assembly.setup.config.privacy.noise and last not in store.rounds():
             expected = "as it was: privacy.noise undoes no round, and the last one has no checkpoint"
             raise ConfigError("final-model", expected, final_model)
 
@@ -157,9 +157,9 @@ class RunDirectory:
             return False
         if summary.get("stopped"):
             raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", total)
-        if self._assembly.task.config.privacy.noise and rounds not in self.store().rounds():
+        if self._assembly.setup.config.privacy.noise and rounds not in self.store().rounds():
             raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", total)
-        by = method.name if method.scheduled else self._assembly.task.config.schedule
+        by = method.name if method.scheduled else self._assembly.setup.config.schedule
         if by != "constant":
             expected = f"{rounds}, as the run was started: the schedule of {by} depends on it"
             raise ConfigError("rounds", expected, total)

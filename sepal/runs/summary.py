@@ -41,9 +41,9 @@ def summarise(
         engine: Name of the engine.
         rounds: The most rounds that the run might have had, without the closing round.
     """
-    config, done = assembly.task.config, progress.round - 1
+    config, done = assembly.setup.config, progress.round - 1
     clients_sha256 = digest_clients(report.digests)
-    algorithm = assembly.method.make_server(assembly.task)
+    algorithm = assembly.method.make_server(assembly.setup)
     return {
         "name": name,
         "run": progress.run,

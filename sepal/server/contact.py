@@ -46,7 +46,7 @@ class Contact:
             from sepal.flower.nodes import names  # imports Flower's database: a second
 
             connections.bound = partial(names, grid)
-            bound_replies(largest_reply(run.task))
+            bound_replies(largest_reply(run.setup))
 
     @property
     def draws(self) -> bool:
@@ -119,7 +119,7 @@ class Contact:
 
     def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
         try:
-            check_size(message_bytes(content), most_message_bytes(self._run.task))
+            check_size(message_bytes(content), most_message_bytes(self._run.setup))
             reply = read_reply(content)[0]
             check_answer(order, reply)
             return reply

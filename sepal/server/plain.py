@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.errors import ConfigError, RosterError, RoundError, SepalError, causes_of
-from sepal.method.interface import Method, Task
+from sepal.method.interface import Method, RunSetup
 from sepal.protocol.messages import Order, read_reply, write_order
 from sepal.protocol.types import Kind
 from sepal.server.accuracy import view_figures
@@ -69,13 +69,13 @@ class Prepared:
 
     Attributes:
         method: The method's record.
-        task: Model layout, initial weights and configuration.
+        setup: Model layout, initial weights and configuration.
         client_keys: The keys that clients get.
         notes: Lines to show when the run starts.
     """
 
     method: Method
-    task: Task
+    setup: RunSetup
     client_keys: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -206,8 +206,8 @@ class MethodStrategy(Strategy):
             raise RosterError("clients", expected, f"{len(connections.nodes)}{causes}")
         shape, classes = contact.size or ("", 0)
         prepared = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(connections.nodes)))
-        set_threads(prepared.task.config.threads)
-        run = Run(prepared.method, prepared.task, MemoryRunStore())
+        set_threads(prepared.setup.config.threads)
+        run = Run(prepared.method, prepared.setup, MemoryRunStore())
         connections.least = require_capacity(run.method, run.config.width, connections.infos)
         if run.method.uses_capacity:
             second = run.algorithm.plan(2)  # as in sepal.server.opening
@@ -222,7 +222,7 @@ class MethodStrategy(Strategy):
     def _whole(self) -> bool:
         """Whether the method's global model has all tensors of W_0."""
         run = self.run
-        return run.algorithm.model(run.state.server).keys() == run.task.weights.keys() <= self.contact.arrays.keys()
+        return run.algorithm.model(run.state.server).keys() == run.setup.weights.keys() <= self.contact.arrays.keys()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -250,8 +250,8 @@ class MethodStrategy(Strategy):
             raise RoundError(f"round {server_round}", "a client that is connected", "none")
         count = max(1, int(len(connected) * self._train))
         drawn = sample(connected, count, run.config.seed, server_round)
-        task = replace(run.task, config=run.config.model_copy(update={"clients_per_round": count}))
-        round = Round(start, task, run.store, joined, stores, drawn=drawn, local=False)
+        setup = replace(run.setup, config=run.config.model_copy(update={"clients_per_round": count}))
+        round = Round(start, setup, run.store, joined, stores, drawn=drawn, local=False)
         self._round = round, start
         contents: list[tuple[int, str, RecordDict]] = []
 
@@ -316,7 +316,7 @@ class MethodStrategy(Strategy):
         connected = contact.connected(start.state.members)
         if not self._evaluate or not connected or (start.plan.who == "none" and not start.closing):
             return []
-        downloads, contents, orders = Downloads(start, room(run.task)), [], {}
+        downloads, contents, orders = Downloads(start, room(run.setup)), [], {}
         views = tuple(dict.fromkeys(("received", run.method.deployed)))
         count = max(1, int(len(connected) * self._evaluate))
         for name in sample(connected, count, run.config.seed, server_round, "evaluate"):
@@ -333,7 +333,7 @@ class MethodStrategy(Strategy):
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is None:
             return None
-        answers, contact, scoring = [], self.contact, self.run.task.learning.scoring
+        answers, contact, scoring = [], self.contact, self.run.setup.task.scoring
         for name, message in contact.named(list(replies)):
             if name not in evaluation.orders or contact.failure(name, message):
                 continue
@@ -352,7 +352,7 @@ class MethodStrategy(Strategy):
 
     def _figures(self, answers: Sequence[Mapping[str, Any]], views: Sequence[str]) -> dict[str, float]:
         """Return the headline of each view over all clients' examples, as ``received-accuracy``."""
-        scoring, figures = self.run.task.learning.scoring, {}
+        scoring, figures = self.run.setup.task.scoring, {}
         for view in views:
             if values := view_figures(answers, view, scoring=scoring):
                 figures[f"{view}-{scoring.measure.name}"] = values["weighted"]

@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import Result
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, DamagedError, RoundError
 from sepal.method.algorithms import ServerAlgorithm
-from sepal.method.interface import Method, Task
+from sepal.method.interface import Method, RunSetup
 from sepal.server.contact import Contact
 from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
@@ -50,7 +50,7 @@ class SepalStrategy:
 
     Args:
         method: The method's record.
-        task: Model layout, initial weights and configuration.
+        setup: Model layout, initial weights and configuration.
         store: Stores what is needed to resume; by default in memory only.
         observers: Called after every round.
         settle: With ``clients = 0``, the run starts once nobody new has registered for this many seconds.
@@ -61,25 +61,25 @@ class SepalStrategy:
     def __init__(
         self,
         method: Method,
-        task: Task,
+        setup: RunSetup,
         store: RunStore | None = None,
         observers: Sequence[Observer] = (),
         settle: float = 3.0,
         pause: float = 1.0,
         agreed: str = "",
     ) -> None:
-        set_threads(task.config.threads)
+        set_threads(setup.config.threads)
         self._method, self._observers, self._settle, self._pause = method, observers, settle, pause
         self.store: RunStore = store or MemoryRunStore()
-        self._run = Run(method, task, self.store)
+        self._run = Run(method, setup, self.store)
         self._connections = Connections(self._run.state.weights, agreed)
         self._current: Round | None = None
         self._spent = 0.0
 
     @property
-    def task(self) -> Task:
+    def setup(self) -> RunSetup:
         """Model layout, initial weights and configuration."""
-        return self._run.task
+        return self._run.setup
 
     @property
     def config(self) -> RunConfig:
@@ -166,7 +166,7 @@ class SepalStrategy:
 
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
         initial = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
-        if initial is not None and digest_arrays({**initial, **self.task.frozen}) != self.progress.weights:
+        if initial is not None and digest_arrays({**initial, **self.setup.frozen}) != self.progress.weights:
             raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
 
     def _open(self, contact: Contact) -> None:
@@ -195,7 +195,7 @@ class SepalStrategy:
         try:
             while record := run.store.replay(run.state.round + 1):
                 start = run.inputs(record.round, record.joined, record.stores, record.halvings)
-                self._finish(record, start, replayed_uploads(start, record, run.store, run.task), tell=tell)
+                self._finish(record, start, replayed_uploads(start, record, run.store, run.setup), tell=tell)
         except DamagedError as reason:  # clients still have every version and reply since the checkpoint
             log.warning("%s; round %d is run again", reason, run.state.round + 1)
 
@@ -209,7 +209,7 @@ class SepalStrategy:
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
         if start.closing:
             run.check_trained()
-        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
+        round = Round(start, run.setup, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
         self._current = round

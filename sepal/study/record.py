@@ -183,10 +183,10 @@ def recorded(
     begun, cpu, trace = time.monotonic(), time.process_time(), RunTrace()
     assembly = assemble(dict(config), method)
     fields: dict[str, Any] = {"labels": dict(labels), "config": dict(config), "commit": commit, "machine": processor()}
-    fields |= {"rounds": assembly.task.config.rounds, "deployed": assembly.method.deployed}
+    fields |= {"rounds": assembly.setup.config.rounds, "deployed": assembly.method.deployed}
     try:
         strategy = run_in_process(assembly, observers=[trace, *observers])
-        report, algorithm = trace.report, assembly.method.make_server(assembly.task)
+        report, algorithm = trace.report, assembly.method.make_server(assembly.setup)
         fields |= {"diverged": report.diverged, "undone": report.undone}
         fields["weights_sha256"] = weights_digest(algorithm, strategy.progress.server)
         fields |= {"clients_sha256": digest_clients(report.digests), **of_lines(trace.lines, parts, views)}

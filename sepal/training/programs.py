@@ -217,7 +217,7 @@ class Program:
         self._total = torch.zeros((), device=device)
         weights = trainer.class_weights
         self._weights = None if weights is None else weights.clone()
-        self._losses = Losses(trainer.learning, self._weights, trainer.config.label_smoothing)
+        self._losses = Losses(trainer.task, self._weights, trainer.config.label_smoothing)
         twins: dict[int, torch.Tensor] = {}
         self._twins = [
             {name: twins.setdefault(id(tensor), tensor.detach().to(device).clone()) for name, tensor in named.items()}
@@ -531,16 +531,16 @@ def _kind(job: Job) -> Hashable:
         (name, tuple(tensor.shape), tensor.dtype) for named in _tensors(job.hooks) for name, tensor in named.items()
     )
     parts = tuple((tuple(part.shape[1:]), part.dtype) for part in _data(trainer))
-    config, learning = trainer.config, trainer.learning
-    loss = id(learning), trainer.class_weights is None, config.label_smoothing, config.precision
+    config, task = trainer.config, trainer.task
+    loss = id(task), trainer.class_weights is None, config.label_smoothing, config.precision
     kept = type(optimizer), optimizer.most_norm
     return type(module), str(module), groups, free, modes, hooks, tensors, parts, loss, kept, trainer.device
 
 
 def _can_be_filled(job: Job) -> bool:
     """Return whether batches may be filled up: no example affects another, and no number is drawn for one."""
-    learning = job.trainer.learning
-    if not (learning.averages and learning.loss_each is not None and _loss_of(job).FILLED):
+    task = job.trainer.task
+    if not (task.averages and task.loss_each is not None and _loss_of(job).FILLED):
         return False
     if getattr(job.module, "least_batch", 1) > 1:
         return False

@@ -82,7 +82,7 @@ def kind(job: Job) -> Hashable | None:
     """Return what jobs that train together have in common; None if this one trains alone."""
     trainer, hooks, module = job.trainer, job.hooks, job.module
     steps = (hooks.before_step, hooks.after_step)
-    if hooks.loss is not None or not trainer.learning.averages or not job.passes or not _plain(trainer):
+    if hooks.loss is not None or not trainer.task.averages or not job.passes or not _plain(trainer):
         return None
     if any(hook is not do_nothing and not hasattr(hook, "stacked") for hook in steps):
         return None
@@ -96,7 +96,7 @@ def kind(job: Job) -> Hashable | None:
     )
     return (
         *(type(module), str(module), tuple((n, tuple(t.shape)) for n, t in floating(module).items()), trained),
-        *(type(job.optimizer), job.optimizer.most_norm, trainer.device, id(trainer.learning)),
+        *(type(job.optimizer), job.optimizer.most_norm, trainer.device, id(trainer.task)),
         *(part for t in (trainer.x[:1], trainer.y[:1]) for part in (tuple(t.shape[1:]), t.dtype)),
         *(type(hook) for hook in steps),
     )
@@ -139,7 +139,7 @@ class _Stack:
         self.steps = [len(of_client) for of_client in self._rows]
         self.examples = [sum(len(batch) for _, batch in of_client) for of_client in self._rows]
         self.device = jobs[0].trainer.device
-        self._loss_each: Callable[..., torch.Tensor] = jobs[0].trainer.learning.loss_each or _no_loss
+        self._loss_each: Callable[..., torch.Tensor] = jobs[0].trainer.task.loss_each or _no_loss
         tensors = [floating(job.module) for job in self.jobs]
         self.values = {name: torch.stack([of_client[name].detach() for of_client in tensors]) for name in tensors[0]}
         names = {parameter: name for name, parameter in self.jobs[0].module.named_parameters()}

@@ -132,7 +132,7 @@ class APFLClient(ClientBase[ClientState]):
 
     def init(self) -> ClientState:
         """Start with v_i = W_0 and α as configured."""
-        return ClientState(dict(self.task.weights), dict(self.task.weights), self.hyper.alpha)
+        return ClientState(dict(self.setup.weights), dict(self.setup.weights), self.hyper.alpha)
 
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return v_i mixed with the received global model."""
@@ -152,7 +152,7 @@ class APFLClient(ClientBase[ClientState]):
         parts = [*shared.module.parameters(), *personal.module.parameters()]
         hooks = Hooks(loss=BothLosses(self.trainer.loss), after_step=MoveAlpha(rate))
         self.trainer.fit(both, plan.round, hooks, parameters=parts)
-        epochs = self.task.config.local_epochs
+        epochs = self.setup.config.local_epochs
         self.trainer.account(shared.module, epochs * len(self.trainer.y))  # fit counts the pass of v̄_i only
         alpha, sent, personal_weights = float(both.alpha.detach()), shared.read(), personal.read()
         after = ClientState(

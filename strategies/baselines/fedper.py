@@ -18,7 +18,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.layout import Layout, layers
-from sepal.method import ClientBase, Payload, Plan, Task, Weights
+from sepal.method import ClientBase, Payload, Plan, RunSetup, Weights
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
 
@@ -43,11 +43,11 @@ class ClientState:
 class Body:
     """The exchanged tensors: all but the last ``personal-layers`` layers."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the tensors that are averaged."""
-        return layers(self.task.layout, self.task.hyper.personal_layers)[0]
+        return layers(self.setup.layout, self.setup.hyper.personal_layers)[0]
 
 
 class PartClient(ClientBase[ClientState]):
@@ -58,7 +58,7 @@ class PartClient(ClientBase[ClientState]):
 
     def init(self) -> ClientState:
         """Start from W_0."""
-        return ClientState(dict(self.task.weights))
+        return ClientState(dict(self.setup.weights))
 
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the client's model with the received layers."""

@@ -50,7 +50,7 @@ class FedRepClient(Body, PartClient):
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train the head only, for at least 10 epochs, as the authors' code does at the end."""
         head = layers(self.layout, self.hyper.personal_layers)[1]
-        epochs = max(10, self.hyper.head_epochs or self.task.config.local_epochs)
+        epochs = max(10, self.hyper.head_epochs or self.setup.config.local_epochs)
         model = self.fit(self.received_weights(state, download, plan), plan, epochs=epochs, purpose="head", only=head)
         return ClientState(model, state.rounds + 1)
 

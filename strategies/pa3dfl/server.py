@@ -18,9 +18,9 @@ from sepal.method import (
     Metrics,
     Payload,
     Plan,
+    RunSetup,
     Schema,
     ServerBase,
-    Task,
     Uploads,
     Weights,
     dense,
@@ -44,12 +44,12 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     hyper: Hyper
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._of_width = cache(lambda width: Shape(task, width))
-        self.full = Shape(task, 1.0)
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        self._of_width = cache(lambda width: Shape(setup, width))
+        self.full = Shape(setup, 1.0)
         generated = self.hyper.personal == "hypernetwork"
-        self.hypernetwork = Hypernetwork(self.full.personal, task.config.seed, self.hyper) if generated else None
+        self.hypernetwork = Hypernetwork(self.full.personal, setup.config.seed, self.hyper) if generated else None
 
     def shape(self, client: ClientInfo) -> Shape:
         """Return the shape of a client's model; there are at most 1/p_min of them.
@@ -61,7 +61,7 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     def init(self) -> ServerState:
         """Draw general tensors, and personal ones as the decoders' initial biases, common to all clients."""
-        first = initial_weights(self.full.module(), self.task.config.seed)
+        first = initial_weights(self.full.module(), self.setup.config.seed)
         general, personal = cut(first, self.full.general), cut(first, self.full.personal)
         if self.hypernetwork:
             return ServerState(general, self.hypernetwork.init(personal))

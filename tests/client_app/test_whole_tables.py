@@ -79,7 +79,7 @@ def test_a_server_needs_the_schema_alone_and_agrees_with_clients_that_have_table
         assert server_side.info == client.info.__class__(**{**vars(client.info), "notes": server_side.info.notes})
         same = client.agreed.replace("clients\t1", "clients\t3")
         assert disagreement("berlin", server_side.agreed, same) is None
-        assert [part.shape for part in server_side.task.layout] == [part.shape for part in client.task.layout]
+        assert [part.shape for part in server_side.setup.layout] == [part.shape for part in client.setup.layout]
         assert server_side.data.private
 
 

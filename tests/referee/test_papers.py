@@ -74,7 +74,7 @@ def test_every_run_of_the_papers_is_a_valid_config(name: str, scale: Scale) -> N
     runs = list(read_plan(PLANS / f"{name}.toml").at(scale).runs())
     assert len({run.name for run in runs}) == len(runs)
     for run in {(run.block, run.variant): run for run in runs if run.keys["dataset"] != "imdb"}.values():
-        assert assemble(dict(run.keys)).task.config.name == run.name
+        assert assemble(dict(run.keys)).setup.config.name == run.name
 
 
 def test_grid_seeds_and_who_wins(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_config_of_a_run_starts_the_same_run(tmp_path, assembly):
     with RunDirectory(tmp_path / "one", assembly, "in-process"):
         stored = stored_config(tmp_path / "one")
     again = assemble(stored)
-    assert again.task.config.model_copy(update={"name": ""}) == assembly.task.config
+    assert again.setup.config.model_copy(update={"name": ""}) == assembly.setup.config
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_a_run_has_written_binds_it_to_its_keys(tmp_path, keys, left):
     assembly = assemble({**keys, "method": "fedavg"})
     with RunDirectory(tmp_path / "one", assembly, "in-process") as directory:
         if left == "checkpoint":
-            directory.store().checkpoint(at(0, assembly.method.make_server(assembly.task).init()))
+            directory.store().checkpoint(at(0, assembly.method.make_server(assembly.setup).init()))
         else:
             (tmp_path / "one" / left).write_text("{}\n")
     with pytest.raises(ConfigError, match=r"^seed: expected 0, with which the run one was started, got 7"):

@@ -222,8 +222,8 @@ def test_a_run_that_ends_early_ends_the_same_after_a_kill(stopped, plateau, tmp_
 
 
 def test_a_plateau_in_the_last_round_is_no_early_end(tmp_path, plateau):
-    config = plateau.task.config.model_copy(update={"rounds": 7})
-    path = complete(tmp_path / "limit", replace(plateau, task=replace(plateau.task, config=config)))
+    config = plateau.setup.config.model_copy(update={"rounds": 7})
+    path = complete(tmp_path / "limit", replace(plateau, setup=replace(plateau.setup, config=config)))
     summary = stored_summary(path)
     assert (summary["rounds"], summary["limit"], summary["stopped"]) == (7, 7, None)
 

@@ -89,10 +89,10 @@ def own_method(tmp_path, monkeypatch):
 
 def test_a_method_of_ones_own_code_needs_no_registration(own_method, tmp_path):
     assembly = assemble({"method": own_method, "ownmethod.mu": 0.5, "clients": 2, "rounds": 1})
-    assert assembly.task.hyper.mu == 0.5
-    assert assembly.task.config.method == own_method, "as it was given: workers and a run that goes on find it again"
+    assert assembly.setup.hyper.mu == 0.5
+    assert assembly.setup.config.method == own_method, "as it was given: workers and a run that goes on find it again"
     assert "ownmethod.mu\t0.5\trun config" in assembly.agreed
-    with RunDirectory(run_path(assembly.task.config, tmp_path), assembly, "test") as directory:
+    with RunDirectory(run_path(assembly.setup.config, tmp_path), assembly, "test") as directory:
         assert directory.path.name.startswith("ownmethod-digits-")
         stored = stored_config(directory.path)
     assert (stored["method"], stored["ownmethod.mu"]) == (own_method, 0.5)

@@ -75,13 +75,13 @@ def test_the_best_round_and_the_worst_decile_go_by_the_direction():
 
 def test_a_client_without_a_value_is_left_out_of_the_mean():
     assembled = assemble({"dataset": "own", "own.shape": "2", "own.classes": 2, "metric": "auroc", "model": "har-mlp"})
-    learning = assembled.task.learning
+    task = assembled.setup.task
     torch.manual_seed(0)
-    undefined = learning.sums(torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
-    defined = learning.sums(torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
-    figures = view_figures([{"kept.sums": undefined}, {"kept.sums": defined}], "kept", "", learning.scoring)
+    undefined = task.sums(torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
+    defined = task.sums(torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
+    figures = view_figures([{"kept.sums": undefined}, {"kept.sums": defined}], "kept", "", task.scoring)
     assert figures["clients"] == 1
-    assert figures["mean"] == learning.scoring.value(defined)
+    assert figures["mean"] == task.scoring.value(defined)
 
 
 def test_another_metric_of_a_classification_is_measured_by_sums():
@@ -167,7 +167,7 @@ def test_the_figures_of_a_server_name_the_metric():
 def test_a_run_ends_when_its_error_has_stopped_falling():
     scoring = regression((10,), 1, "kg").scoring
     assembled = assemble({**DIABETES, "method": "fedavg", "rounds": 99, "stop-after": 2, "evaluate-every": 1})
-    stopping = Stopping.of(assembled.task.config, assembled.method, Plan, scoring)
+    stopping = Stopping.of(assembled.setup.config, assembled.method, Plan, scoring)
     for number, error in enumerate([5.0, 4, 3, 2, 1, *[1.0] * 40], 1):
         sums = (4.0, 1.0, 4 * error**2, 4.0, 4 * error, 4.0, 4 * error**2, 30.0, 10.0, 4.0)
         replies = {"c": replace(REPLY, metrics={}, sums={"received.validation-sums": sums})}

@@ -183,7 +183,7 @@ class Case:
     def first_training(self, **keys: Any) -> FirstTraining:
         """Train client 2 in round 1."""
         assembly = self.assembly(**keys)
-        server = assembly.method.make_server(assembly.task)
+        server = assembly.method.make_server(assembly.setup)
         host = build_host(Shared.around(assembly, "cpu"), Node(2, CLIENTS), "run", ScratchStore())
         plan = server.plan(1)
         download = server.newcomer(server.init(), host.info, plan)

@@ -228,7 +228,7 @@ def handed_in_stays(case: Case) -> None:
     """
     run = case.finished()
     expected = "to write into no array that the method is handed (copy it first)"
-    after, before = run.strategy.task.weights, case.assembly().task.weights
+    after, before = run.strategy.setup.weights, case.assembly().setup.weights
     require(digest_arrays(after) == digest_arrays(before), "the run's first weights", expected, "they have changed")
     require(digest(run.start.server) == run.digest, "the server's first state", expected, "it has changed")
     first = case.first

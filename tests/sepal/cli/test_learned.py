@@ -36,7 +36,7 @@ def run(tmp_path_factory):
 
 
 def gated(run):
-    return Gated(assemble(stored_config(run)).task)
+    return Gated(assemble(stored_config(run)).setup)
 
 
 def test_a_client_s_mask_has_the_share_that_the_client_reported(run):

@@ -69,7 +69,7 @@ def test_columns_are_numbers_categories_and_times_and_the_missing_stay_missing(t
 
 
 def test_categories_stay_0_and_1_and_a_missing_one_is_none(tmp_path):
-    data = federated_data(assemble(mixed(tmp_path)).task.config)
+    data = federated_data(assemble(mixed(tmp_path)).setup.config)
     part = data.client(1, 2, "rome")
     rows = np.concatenate([part.train.x, part.validation.x, part.test.x])
     assert set(map(tuple, rows[:, 1:3].tolist())) == {(0, 0), (1, 0)}
@@ -141,7 +141,7 @@ def test_leading_zeros_are_those_of_codes_unless_a_key_or_a_schema_says_numbers(
     keys = {"dataset": "folder", "data-dir": str(tmp_path), "clients": 2}
 
     def inputs(**more):
-        return federated_data(assemble({**keys, **more}).task.config).info.columns
+        return federated_data(assemble({**keys, **more}).setup.config).info.columns
 
     assert inputs() == tuple(f"zip={code}" for code in sorted(set(CODES)))
     assert inputs(**{"folder.leading-zeros": "number"}) == ("zip",)

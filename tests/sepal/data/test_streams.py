@@ -157,7 +157,7 @@ def run(data, **keys):
 
 
 def weights(strategy):
-    return strategy._method.make_server(strategy.task).model(strategy.progress.server)
+    return strategy._method.make_server(strategy.setup).model(strategy.progress.server)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "subfedavg", "dmpfl", "fedem", "heterofl", "pa3dfl", "pfedgate"])
@@ -225,7 +225,7 @@ def test_several_inputs_in_a_row_and_back():
 def test_inputs_by_name_by_place_and_from_a_dataset_train_alike():
     by_name, by_place = run("two_in_memory", **TWO), run("two_by_place", **{**TWO, "own.shape": "1x4x4,3i"})
     weights_by_name, weights_by_place = map(weights, (by_name, by_place))
-    first = by_name.task.weights
+    first = by_name.setup.weights
     assert set(weights_by_name) == {"see.weight", "see.bias", "read.weight", "head.weight", "head.bias"}
     assert all(
         np.array_equal(weights_by_name[name], weights_by_place[name])

@@ -27,7 +27,7 @@ class Data:
         return ClientData(train, train, test)
 
 
-ASSEMBLY = SimpleNamespace(data=Data(), task=SimpleNamespace(config=SimpleNamespace(clients=2)))
+ASSEMBLY = SimpleNamespace(data=Data(), setup=SimpleNamespace(config=SimpleNamespace(clients=2)))
 
 
 def test_the_mean_over_clients_of_the_most_frequent_labels_share():

@@ -114,7 +114,7 @@ def test_what_trains_together_is_of_one_kind():
     assert len({plain, *map(kind, others)}) == 5
     own_hooks = [Hooks(loss=trainer.loss_of), Hooks(before_step=print), Hooks(after_step=print)]
     assert [kind(job(trainer, network, hooks)) for hooks in own_hooks] == [None] * 3
-    uneven = replace(trainer, learning=replace(trainer.learning, averages=False))
+    uneven = replace(trainer, task=replace(trainer.task, averages=False))
     assert kind(job(uneven, network, Hooks())) is None
 
 
