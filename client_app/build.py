@@ -38,7 +38,7 @@ from sepal.storage.regular import expanded
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.training.augment import augmentation
-from sepal.training.columns import Column, Part, columns
+from sepal.training.columns import Part, StreamColumn, columns
 from sepal.training.devices import be_deterministic, check_precision, choose_device
 from sepal.training.evaluation import Evaluator
 from sepal.training.meeting import Meeting
@@ -268,14 +268,17 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         accuracies=node.accuracies,
         machine=machine,
         data_bytes=sum(
-            column.nbytes for part in (train, validation, test) for column in part if not isinstance(column, Column)
+            column.nbytes
+            for part in (train, validation, test)
+            for column in part
+            if not isinstance(column, StreamColumn)
         ),
     )
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:
     """Return the targets that a client trains on; a Dataset's have no scale."""
-    return targets if scale is None or isinstance(targets, Column) else scale.standardized(targets)
+    return targets if scale is None or isinstance(targets, StreamColumn) else scale.standardized(targets)
 
 
 def machine_keys(config: RunConfig) -> str:

@@ -36,7 +36,7 @@ def log_to_stderr() -> None:
     log.setLevel(logging.INFO)
 
 
-class OneLine(logging.Filter):
+class OneLineFilter(logging.Filter):
     """Drops the traceback of Sepal's errors from Flower's log, because their one line says it all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -47,7 +47,7 @@ class OneLine(logging.Filter):
         return True
 
 
-ONE_LINE = OneLine()
+ONE_LINE = OneLineFilter()
 
 
 @app.main()

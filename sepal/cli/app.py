@@ -65,7 +65,7 @@ EXAMPLES = (
 )
 
 
-class OneLine(TyperGroup):
+class OneLineErrors(TyperGroup):
     """Prints Sepal's errors as one line and exits with code 2."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -122,7 +122,7 @@ def restore_help(command: click.Command) -> None:
 
 
 app = typer.Typer(
-    cls=OneLine,
+    cls=OneLineErrors,
     help="Personalized, sparse federated learning on Flower.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

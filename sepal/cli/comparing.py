@@ -101,8 +101,8 @@ def tune(
     with starting():
         from sepal.report.console import console
         from sepal.report.progress import PlanDisplay
-        from sepal.report.sheets import NONE, Sheet
-        from sepal.report.tables import print_sheet
+        from sepal.report.tables import print_text_table
+        from sepal.report.text_tables import NONE, TextTable
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
         from sepal.study.plans.trials import failure
@@ -123,10 +123,10 @@ def tune(
         figure = NONE if trial.validation is None else measure.number(trial.validation)
         mark = "chosen" if trial is best.get(trial.method) else ""
         rows.append([trial.method, words, search.views[trial.method], figure, mark])
-    sheet = Sheet(("method", "settings", "view", "validation", ""), rows)
-    print_sheet(
+    text_table = TextTable(("method", "settings", "view", "validation", ""), rows)
+    print_text_table(
         console(),
-        sheet,
+        text_table,
         f"{measure.name.capitalize()} on validation data{measure.in_unit}, and what is chosen",
         left=True,
     )

@@ -174,7 +174,7 @@ class FolderSettings(Settings):
 class FolderReading(FolderSettings):
     """The keys ``folder.*``, the run's ``task``, which says what targets look like, and the text of the schema.
 
-    It is no group of keys. ``schema_text`` is :class:`sepal.data.schema.Schema` as JSON; empty without a schema.
+    It is no group of keys. ``schema_text`` is :class:`sepal.data.schema.TableSchema` as JSON; empty without a schema.
     """
 
     task: str = "classification"

@@ -80,8 +80,8 @@ class Origin:
         target_mean: Of each number that a regression predicts, where the client's targets were standardised: the mean
             over its training part, which the module adds last.
         target_spread: The standard deviation of each there, by which the module multiplies before.
-        schema: How a table becomes the module's inputs, :meth:`sepal.data.schema.Schema.text`; empty where each of its
-            columns is one, and labels are in the column ``label``.
+        schema: How a table becomes the module's inputs, :meth:`sepal.data.schema.TableSchema.text`; empty where each of
+            its columns is one, and labels are in the column ``label``.
     """
 
     model: str

@@ -82,7 +82,7 @@ def serve(
 
     checks = {"/healthz": well, "/readyz": ready or well}
 
-    class Figures(Page):
+    class FiguresPage(Page):
         def answer(self) -> None:
             trouble = checks[self.path]() if self.path in checks else ""
             pages = {"/metrics": lambda: generate_latest(registry)} | dict.fromkeys(checks, (trouble or "ok").encode)
@@ -93,7 +93,7 @@ def serve(
             self.wfile.write(page() if page else b"/metrics, /healthz or /readyz")
 
     try:
-        server = Listener(place_of(address, key), Figures)
+        server = Listener(place_of(address, key), FiguresPage)
     except OSError as reason:
         raise ConfigError(key, "a port of this machine that is free", f"{address}: {reason.strerror}") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sepal.report.convergence import marked
-from sepal.report.sheets import NONE, Sheet
 from sepal.report.sizes import size
+from sepal.report.text_tables import NONE, TextTable
 from sepal.study.comparison import Comparison
 from sepal.study.results import DIRECTIONS, Variant
 
@@ -17,12 +17,12 @@ class Answer(NamedTuple):
     """A table of a cell, the best run first, and which of its differences are clear.
 
     Attributes:
-        sheet: Its last column is the difference to the best.
+        text_table: Its last column is the difference to the best.
         clear: By row: whether the interval of the difference is over seeds and excludes 0.
         reading: How to read the table, in a sentence or two.
     """
 
-    sheet: Sheet
+    text_table: TextTable
     clear: list[bool]
     reading: str
 
@@ -51,7 +51,7 @@ def answer(comparison: Comparison, cell: str) -> Answer:
         spread = difference.spread if difference and over == "seeds" else None
         clear.append(difference is not None and spread is not None and abs(difference.mean) > spread)
     heads = (measure.axis, "deployed", "worst\n10 %", "MB", f"difference to\n{best.label}")
-    return Answer(Sheet(heads, rows), clear, _reading(over, ranked))
+    return Answer(TextTable(heads, rows), clear, _reading(over, ranked))
 
 
 def _rank(variant: Variant, sign: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.report.sheets import NONE, Sheet
+from sepal.report.text_tables import NONE, TextTable
 from sepal.runs.about import labels_of
 from sepal.study.results import Variant
 
@@ -20,7 +20,7 @@ READING = (
 COUNTS = ("tp", "fp", "fn")  # true positives, false positives, false negatives
 
 
-def class_sheet(variants: Sequence[Variant]) -> Sheet | None:
+def class_table(variants: Sequence[Variant]) -> TextTable | None:
     """Return a row for each class: its test examples (of a segmentation its pixels), recall, precision and F1 in %.
 
     Of several variants each has its recall and its F1. None where no variant has counts by class of all its runs.
@@ -41,7 +41,7 @@ def class_sheet(variants: Sequence[Variant]) -> Sheet | None:
     names = labels_of(first.first.stored).names
     if len(names) != len(columns[0]):
         names = tuple(map(str, range(len(columns[0]))))
-    return Sheet(tuple(heads), [list(row) for row in zip(names, *columns, strict=True)])
+    return TextTable(tuple(heads), [list(row) for row in zip(names, *columns, strict=True)])
 
 
 def _counts(variant: Variant) -> npt.NDArray[np.float64] | None:

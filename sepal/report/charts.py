@@ -11,7 +11,7 @@ import altair as alt
 from sepal.report import curves, frontier, personal
 from sepal.report.data import COLOURS, PLACE, STAND_IN, first_shown, views, with_cell
 from sepal.report.figure import FROM_DATA, MAKERS, PERCENT, Drawn, Figure, digits_of, drawn_text, figure, named, shown
-from sepal.report.learned import Rows, readers
+from sepal.report.learned_rows import Rows, readers
 from sepal.report.marks import NAMES, client_axis, colour_of, dash_of, name_axis, round_axis, shape_of, short
 from sepal.report.sizes import size
 from sepal.runs.about import labels_of

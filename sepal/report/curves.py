@@ -8,7 +8,7 @@ import altair as alt
 
 from sepal.report.data import first_shown, views, with_cell
 from sepal.report.figure import FROM_DATA, Drawn, digits_of, estimate_text, figure, named
-from sepal.report.learned import Rows
+from sepal.report.learned_rows import Rows
 from sepal.report.marks import colour_of, dash_of, ends, round_axis, shape_of
 from sepal.report.sizes import size
 from sepal.study.comparison import Comparison
@@ -27,8 +27,8 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
         x_axis = round_axis() if x == "round" else alt.Axis(format="~f", labelOverlap="greedy")
         x_encoding = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
-        moved = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
-        full, between = (moved.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
+        drawable = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
+        full, between = (drawable.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
         mean: Any = alt.Y("mean:Q", title=comparison.measure.axis, scale=FROM_DATA)
         colour, dash = colour_of(comparison), dash_of(comparison)
         tips = [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
-from sepal.report.learned import Row, Rows, learned
+from sepal.report.learned_rows import Row, Rows, learned
 from sepal.report.places import frontier_rows
 from sepal.runs.about import Labels, labels_of
 from sepal.strategies import registry

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import altair as alt
 
 from sepal.report.data import DEPLOYED, STAND_IN, deployed, stand_ins, views
-from sepal.report.learned import Rows
-from sepal.report.marks import Look
+from sepal.report.learned_rows import Rows
+from sepal.report.marks import ChartSubject
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 from sepal.tasks.scoring import ACCURACY, Measure
@@ -218,9 +218,9 @@ def named(title: str, comparison: Comparison) -> str:
     return title if name == ACCURACY.name else title.replace("Accuracy", name.capitalize()).replace("accuracy", name)
 
 
-def digits_of(comparison: Look) -> str:
+def digits_of(subject: ChartSubject) -> str:
     """Return the format of the headline's values in a chart."""
-    return ".1f" if comparison.measure.percent else ".4~g"
+    return ".1f" if subject.measure.percent else ".4~g"
 
 
 def drawn_text(comparison: Comparison, value: float) -> str:

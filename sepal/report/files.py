@@ -84,8 +84,8 @@ def by_variant(comparison: Comparison) -> Iterator[dict[str, Any]]:
         near = close_to(variants) if variants else None
         on = {standing.entry.label: standing.frontier for standing in frontier(entries(variants), comparison.measure)}
         for variant in variants:
-            arrived = near and near.reached.get(variant.label)
-            further = {"frontier": on.get(variant.label), "megabytes_near": arrived.megabytes if arrived else None}
+            arrival = near and near.reached.get(variant.label)
+            further = {"frontier": on.get(variant.label), "megabytes_near": arrival.megabytes if arrival else None}
             yield {**_row(variant), **further}
 
 

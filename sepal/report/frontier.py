@@ -12,8 +12,8 @@ from typing import Any
 import altair as alt
 
 from sepal.report.figure import FROM_DATA, VEGA_LITE, Drawn, digits_of, figure
-from sepal.report.learned import Rows
-from sepal.report.marks import LONGEST, RIGHT, Look, colour_of, labels, shape_of, short, spread
+from sepal.report.learned_rows import Rows
+from sepal.report.marks import LONGEST, RIGHT, ChartSubject, colour_of, labels, shape_of, short, spread
 from sepal.report.places import by_cell, logarithmic, of_places
 from sepal.report.sentences import frontier_sentence, on_frontier
 from sepal.study.comparison import Comparison
@@ -50,23 +50,23 @@ class Panels:
         return list(dict.fromkeys([*self.order, *panel_labels]))
 
 
-def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str, longest: int = LONGEST) -> Any:
+def _layers(subject: ChartSubject, drawn: alt.Chart, wide: bool, megabytes: str, longest: int = LONGEST) -> Any:
     """Return a panel of the rows of :func:`~sepal.report.places.of_places`; longer names are cut."""
     scale = alt.Scale(type="log", nice=False) if wide else alt.Scale(nice=False, zero=True)
     axis = alt.Axis(format="~f", labelOverlap="greedy")
     x_point, x_corner = (alt.X(f"{x}:Q", title=megabytes, scale=scale, axis=axis) for x in ("mb", "x"))
-    value, low = (alt.Y(f"{y}:Q", title=look.measure.axis, scale=FROM_DATA) for y in ("mean", "low"))
-    digits = digits_of(look)
+    value, low = (alt.Y(f"{y}:Q", title=subject.measure.axis, scale=FROM_DATA) for y in ("mean", "low"))
+    digits = digits_of(subject)
     tips = [
         alt.Tooltip("label:N", title="run"),
         alt.Tooltip("mb:Q", title="MB", format=".3~g"),
-        alt.Tooltip("mean:Q", title=look.measure.axis, format=digits),
+        alt.Tooltip("mean:Q", title=subject.measure.axis, format=digits),
         alt.Tooltip("low:Q", title="from", format=digits),
         alt.Tooltip("high:Q", title="to", format=digits),
         alt.Tooltip("on:N", title="on the frontier"),
         alt.Tooltip("rival:N", title="within the noise of"),
     ]
-    colour, cut = colour_of(look), short("datum.label", longest)
+    colour, cut = colour_of(subject), short("datum.label", longest)
     standing_rows = drawn.transform_filter("datum.kind == 'place'")
     sends, free = standing_rows.transform_filter("datum.mb > 0"), standing_rows.transform_filter("datum.mb == 0")
     named = spread(standing_rows.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
@@ -78,9 +78,11 @@ def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str, longest: i
         stairs.encode(x_corner, value, alt.Order("x:Q")),
         free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(value, colour, tooltip=tips),
         sends.mark_rule(strokeWidth=1.5).encode(x_point, low, alt.Y2("high:Q"), colour),
-        sends.mark_point(size=80, filled=True, opacity=1).encode(x_point, value, colour, shape_of(look), tooltip=tips),
-        labels(look, named.transform_filter("datum.on"), cut, "bold"),
-        labels(look, named.transform_filter("!datum.on"), cut),
+        sends.mark_point(size=80, filled=True, opacity=1).encode(
+            x_point, value, colour, shape_of(subject), tooltip=tips
+        ),
+        labels(subject, named.transform_filter("datum.on"), cut, "bold"),
+        labels(subject, named.transform_filter("!datum.on"), cut),
     )
 
 

@@ -21,25 +21,25 @@ from sepal.report.convergence import convergence
 from sepal.report.data import COLOURS, datasets, views, with_cell
 from sepal.report.looks import DASHES, SHAPES
 from sepal.report.sentences import frontier_sentence, headline
-from sepal.report.sheets import (
+from sepal.report.state import state
+from sepal.report.table import table
+from sepal.report.text_tables import (
     NONE,
-    Sheet,
-    accuracy_sheet,
+    TextTable,
+    accuracy_table,
     basis,
     conclusions,
-    cost_sheet,
+    cost_table,
     diverged,
     legend,
     no_better,
     privacy_line,
     rounds_run,
     tuning_note,
-    tuning_sheet,
+    tuning_table,
     tuning_title,
     without_yardsticks,
 )
-from sepal.report.state import state
-from sepal.report.table import table
 from sepal.runs.stored_run import NOTHING, Allowed
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Comparison, read_comparison
@@ -252,9 +252,9 @@ def _answers(comparison: Comparison) -> Iterator[str]:
 def _overview(comparison: Comparison) -> Iterator[str]:
     """Yield what answers: a short table, who is best for its bytes, and what is wrong with a run."""
     for cell, variants, cell_attribute in _cells(comparison):
-        sheet, clear, reading = answer(comparison, cell)
-        bold = [(row, len(sheet.head) - 1) for row, certain in enumerate(clear) if certain]
-        yield from table(sheet, "Overview", f'class="overview scroll" {cell_attribute}', figures=True, bold=bold)
+        text_table, clear, reading = answer(comparison, cell)
+        bold = [(row, len(text_table.head) - 1) for row, certain in enumerate(clear) if certain]
+        yield from table(text_table, "Overview", f'class="overview scroll" {cell_attribute}', figures=True, bold=bold)
         for words in (frontier_sentence(comparison, cell), *no_better(variants), *diverged(variants)):
             yield f'<p class="conclusion" {cell_attribute}>{_with_code(words)}</p>' if words else ""
         for words in filter(None, (*convergence(variants), rounds_run(variants), reading)):
@@ -263,14 +263,14 @@ def _overview(comparison: Comparison) -> Iterator[str]:
 
 def _tables(comparison: Comparison) -> Iterator[str]:
     for cell, variants, cell_attribute in _cells(comparison):
-        accuracy, cost = accuracy_sheet(variants), cost_sheet(variants)
+        accuracy, cost = accuracy_table(variants), cost_table(variants)
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
-        sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
-        yield from table(sheet, "All views and costs", f'class="sorted scroll" {cell_attribute}', figures=True)
+        text_table = TextTable(("run", *accuracy.head[1:], *cost.head[1:]), rows)
+        yield from table(text_table, "All views and costs", f'class="sorted scroll" {cell_attribute}', figures=True)
         yield f'<p class="reading" {cell_attribute}>{legend(comparison)}</p>'
         for words in filter(None, (basis(variants), *conclusions(comparison, cell))):
             yield f'<p class="conclusion" {cell_attribute}>{_with_code(words)}</p>'
-        if classes := by_class.class_sheet(variants):
+        if classes := by_class.class_table(variants):
             yield f"<h3 {cell_attribute}>{by_class.TITLE}</h3>"
             yield from table(classes, "By class", f'class="scroll" {cell_attribute}')
             yield f'<p class="reading" {cell_attribute}>{by_class.READING}</p>'
@@ -313,7 +313,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
         figures += [versions.get("sepal", NONE), versions.get("cpu", NONE)]
         rows.append([with_cell(variant.label, variant.cell), *figures])
     heads = ("run", "seeds", "rounds", "seconds", "Sepal", "processor")
-    yield from table(Sheet(heads, rows), "What was run")
+    yield from table(TextTable(heads, rows), "What was run")
     for variant in comparison.all_variants():
         if ":" in variant.method and variant.first.stored.title:  # of somebody's own, which no list of methods has
             words = f"{with_cell(variant.label, variant.cell)}: {variant.first.stored.title}"
@@ -321,7 +321,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
     yield from _privacy(comparison)
     if comparison.tuning:
         yield f"<h2>{html.escape(tuning_title(comparison))}</h2>"
-        yield from table(tuning_sheet(comparison), "What was searched")
+        yield from table(tuning_table(comparison), "What was searched")
         if note := tuning_note(comparison):
             yield f'<p class="reading">{html.escape(note)}.</p>'
 

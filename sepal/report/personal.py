@@ -10,7 +10,7 @@ import altair as alt
 
 from sepal.report.data import with_cell
 from sepal.report.figure import FROM_DATA, PERCENT, Drawn, drawn_text, figure, label_of, named, shown
-from sepal.report.learned import Rows, readers
+from sepal.report.learned_rows import Rows, readers
 from sepal.report.marks import colour_of, name_axis
 from sepal.study.comparison import Comparison
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from sepal.report.learned import Row
+from sepal.report.learned_rows import Row
 from sepal.study.comparison import Comparison
 from sepal.study.frontier import Standing, entries, frontier
 from sepal.tasks.scoring import Measure

@@ -15,14 +15,15 @@ from sepal.errors import one_line
 from sepal.report import sentences
 from sepal.report.answer import answer
 from sepal.report.convergence import convergence
-from sepal.report.sheets import (
+from sepal.report.sizes import size
+from sepal.report.text_tables import (
     NONE,
-    Sheet,
-    accuracy_sheet,
+    TextTable,
+    accuracy_table,
     basis,
     conclusions,
-    cost_sheet,
-    difference_sheet,
+    cost_table,
+    difference_table,
     diverged,
     legend,
     no_better,
@@ -32,11 +33,10 @@ from sepal.report.sheets import (
     title_of,
     together_line,
     tuning_note,
-    tuning_sheet,
+    tuning_table,
     tuning_title,
     without_yardsticks,
 )
-from sepal.report.sizes import size
 from sepal.runs.json_lines import Line
 from sepal.runs.stored_run import StoredRun
 from sepal.study.comparison import Comparison
@@ -245,18 +245,18 @@ def print_comparison(console: Console, comparison: Comparison, everything: bool 
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
         paragraphs(sentences.headline(comparison, cell))
-        sheet, clear, reading = answer(comparison, cell)
-        last = len(sheet.head) - 1
-        print_sheet(console, sheet, bold=[(row, last) for row, certain in enumerate(clear) if certain])
+        text_table, clear, reading = answer(comparison, cell)
+        last = len(text_table.head) - 1
+        print_text_table(console, text_table, bold=[(row, last) for row, certain in enumerate(clear) if certain])
         paragraphs(sentences.frontier_sentence(comparison, cell))
         paragraphs(*no_better(variants), *diverged(variants), *convergence(variants), rounds_run(variants))
         console.print(escape(reading), style="italic", highlight=False)
         say(" ")
         for further_sheet, *words in _further(comparison, cell) if everything else ():
-            print_sheet(console, further_sheet)
+            print_text_table(console, further_sheet)
             paragraphs(*words)
     if everything:
-        print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
+        print_text_table(console, tuning_table(comparison), tuning_title(comparison), left=True)
         paragraphs(tuning_note(comparison))
         say(*comparison.notes)
         console.print(legend(comparison), style="italic", highlight=False)
@@ -266,14 +266,14 @@ def print_comparison(console: Console, comparison: Comparison, everything: bool 
 def _further(comparison: Comparison, cell: str) -> Iterator[tuple[Any, ...]]:
     """Yield the other tables of a cell, each with what is said below it."""
     variants = comparison.variants(cell)
-    yield (accuracy_sheet(variants),)
-    yield cost_sheet(variants), basis(variants)
-    yield difference_sheet(comparison, cell), *conclusions(comparison, cell)
+    yield (accuracy_table(variants),)
+    yield cost_table(variants), basis(variants)
+    yield difference_table(comparison, cell), *conclusions(comparison, cell)
 
 
-def print_sheet(
+def print_text_table(
     console: Console,
-    sheet: Sheet,
+    text_table: TextTable,
     title: str | None = None,
     left: bool = False,
     bold: Collection[tuple[int, int]] = (),
@@ -284,29 +284,29 @@ def print_sheet(
 
     Args:
         console: The console.
-        sheet: The table; nothing is printed without rows.
+        text_table: The table; nothing is printed without rows.
         title: What stands above it.
         left: Whether its columns hold text, which may be wrapped, instead of figures.
         bold: Row and column of the cells that are marked.
     """
 
     def written(row: int, column: int) -> str:
-        cell = "-" if sheet.rows[row][column] == NONE else escape(sheet.rows[row][column])
+        cell = "-" if text_table.rows[row][column] == NONE else escape(text_table.rows[row][column])
         return f"[bold]{cell}[/bold]" if (row, column) in bold else cell
 
     def part(columns: Sequence[int]) -> Table:
         table = new_table(title)
         table.padding = (0, 1, 0, 0) if left else 0
-        table.add_column(sheet.head[0], overflow="fold", max_width=None if left else console.width // NAMES)
+        table.add_column(text_table.head[0], overflow="fold", max_width=None if left else console.width // NAMES)
         for number in columns:
-            table.add_column(sheet.head[number], justify="left" if left else "right", no_wrap=not left)
-        for row_index, row in enumerate(sheet.rows):
+            table.add_column(text_table.head[number], justify="left" if left else "right", no_wrap=not left)
+        for row_index, row in enumerate(text_table.rows):
             table.add_row(escape(row[0]), *(written(row_index, n) for n in columns))
         return table
 
-    if not sheet.rows:
+    if not text_table.rows:
         return
-    columns = [n for n in range(1, len(sheet.head)) if left or any(row[n] != NONE for row in sheet.rows)]
+    columns = [n for n in range(1, len(text_table.head)) if left or any(row[n] != NONE for row in text_table.rows)]
     parts: list[list[int]] = [columns] if left else [[]]
     for number in [] if left else columns:
         wide = Measurement.get(console, console.options.update(max_width=1000), part([*parts[-1], number])).maximum

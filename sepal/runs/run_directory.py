@@ -28,7 +28,7 @@ from sepal.runs.places import IN_PROCESS
 from sepal.runs.privacy import check_accountant
 from sepal.runs.stored_run import ABOUT, FREE, begun, stored_about, stored_config, stored_summary
 from sepal.runs.summary import plain, summarise
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.files import check_owner, private_directory, write_atomically
@@ -209,7 +209,7 @@ class RunDirectory:
         append(self.path / "ledger.jsonl", (plain(asdict(entry)) for entry in record.ledger))
         append(self.path / "metrics.jsonl", [plain(line)])
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Write the summary, which marks the run as complete."""
         name, engine, rounds = self.path.name, self._engine, self._total
         summary = summarise(self._assembly, progress, report, name=name, engine=engine, rounds=rounds)

@@ -20,8 +20,8 @@ from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size, message_bytes
 from sepal.server.questions import Questions
-from sepal.server.roster import PATIENCE, Connections, Pending
-from sepal.server.run import Run
+from sepal.server.roster import PATIENCE, Connections, PendingQuery
+from sepal.server.run import ServerRun
 
 log = logging.getLogger("sepal")
 
@@ -36,7 +36,7 @@ class Contact:
         pause: Seconds before a draw that found too few clients is repeated.
     """
 
-    def __init__(self, grid: Grid, run: Run, connections: Connections, pause: float) -> None:
+    def __init__(self, grid: Grid, run: ServerRun, connections: Connections, pause: float) -> None:
         self._grid, self._run, self.connections, self._pause = grid, run, connections, pause
         self.local = isinstance(grid, LocalGrid)
         self._exchange = Exchange(grid)
@@ -85,7 +85,7 @@ class Contact:
             time.sleep(POLL)
             _warn(self.connections.refresh(self.online(), self.ask, again=True))
 
-    def ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError | Pending]:
+    def ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError | PendingQuery]:
         """Query nodes for the roster (:class:`sepal.server.roster.Ask`)."""
         limit = min(timeout, self._run.config.timeout)
         if not self.local:

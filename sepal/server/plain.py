@@ -1,8 +1,8 @@
 """MethodStrategy: a method as a Flower Strategy in memory, which Flower's own ``start`` drives.
 
-The rounds are those of a durable run (:mod:`sepal.server.strategy`): the same :class:`~sepal.server.run.Run` has the
-state, and the same :class:`~sepal.server.round.Round` composes messages and checks replies. What the strategy and its
-clients keep, and what is refused, is in docs/decisions/0033-plain-flower.md.
+The rounds are those of a durable run (:mod:`sepal.server.strategy`): the same :class:`~sepal.server.run.ServerRun` has
+the state, and the same :class:`~sepal.server.round.Round` composes messages and checks replies. What the strategy and
+its clients keep, and what is refused, is in docs/decisions/0033-plain-flower.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sepal.server.plain_contact import PlainContact, log
 from sepal.server.recovery import REMEDY
 from sepal.server.round import Round
 from sepal.server.rules import require_capacity
-from sepal.server.run import Run
+from sepal.server.run import ServerRun
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import MemoryRunStore
 from sepal.server.sampling import sample
@@ -124,7 +124,7 @@ class MethodStrategy(Strategy):
         self._clear()
 
     def _clear(self) -> None:
-        self._run: Run | None = None
+        self._run: ServerRun | None = None
         self._contact: PlainContact | None = None
         self._round: tuple[Round, RoundStart] | None = None
         self._evaluation: _Evaluation | None = None
@@ -137,7 +137,7 @@ class MethodStrategy(Strategy):
         return self._contact
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ServerRun:
         """The run's state and figures.
 
         Raises:
@@ -207,7 +207,7 @@ class MethodStrategy(Strategy):
         shape, classes = contact.size or ("", 0)
         prepared = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(connections.nodes)))
         set_threads(prepared.setup.config.threads)
-        run = Run(prepared.method, prepared.setup, MemoryRunStore())
+        run = ServerRun(prepared.method, prepared.setup, MemoryRunStore())
         connections.least = require_capacity(run.method, run.config.width, connections.infos)
         if run.method.uses_capacity:
             second = run.algorithm.plan(2)  # as in sepal.server.opening

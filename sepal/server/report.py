@@ -77,7 +77,7 @@ class RoundFigures:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunFigures:
     """The figures of a run so far. The summary is made from them.
 
     Attributes:
@@ -125,7 +125,7 @@ class Report:
     refusal: str = ""
     scoring: Scoring = BY_ACCURACY
 
-    def plus(self, record: RoundRecord, phase: str = "") -> Report:
+    def plus(self, record: RoundRecord, phase: str = "") -> RunFigures:
         """Return the report with the next round added; ``phase`` is that of the round's plan."""
         digests = {name: reply.state for name, reply in record.replies.items() if reply.state}
         spent = {key: self.seconds.get(key, 0.0) + value for key, value in record.seconds.items()}

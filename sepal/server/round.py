@@ -82,12 +82,12 @@ class Round:
         self._failures: dict[str, int] = {}
         self._away: set[str] = set()
         self._absent: set[str] = set()
-        self._local, self._hurries = local, not local and not start.closing
+        self._local, self._oversamples = local, not local and not start.closing
         self._late: dict[str, str] = {}
         self._settled = False
         self.full = is_full(start, setup.config)
         durable, best = store.durable(), store.best_versions()
-        self._requests, self._spare = plan_requests(start, setup.config, durable, best, drawn, self._hurries)
+        self._requests, self._spare = plan_requests(start, setup.config, durable, best, drawn, self._oversamples)
         self._ledger = RoundLedger(start.plan.round, 4 * sum(parameter.size for parameter in setup.layout))
         self.waiting = set(self._requests)
         self._guard = Guard(start.algorithm, setup, start.state.server)
@@ -182,7 +182,7 @@ class Round:
         Args:
             overdue: Whether ``deadline`` has passed.
         """
-        if self.waiting and self._hurries:
+        if self.waiting and self._oversamples:
             counted, needed = self._counted(), len(self._requests) - len(self._spare)
             reason = f"the first {needed} replies made the round" if self._spare and counted >= needed else ""
             if overdue and not reason and counted >= self._config.min_replies:

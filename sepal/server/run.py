@@ -18,7 +18,7 @@ from sepal.method.interface import Method, RunSetup
 from sepal.protocol.types import ClientInfo
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import REMEDY, first_undone, undone
-from sepal.server.report import Report, metrics_line
+from sepal.server.report import RunFigures, metrics_line
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
 from sepal.server.stopping import Stopping
@@ -32,7 +32,7 @@ OTHER_WEIGHTS = (
 )
 
 
-class Run:
+class ServerRun:
     """A run after its last completed round.
 
     Args:
@@ -59,7 +59,9 @@ class Run:
             raise StateError("initial weights", expected, f"{weights[:12]}: {OTHER_WEIGHTS}")
         self.fresh = stored is None
         self.state = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
-        self._before: tuple[RunState, Report, Stopping, RoundRecord] | None = None  # where the store replays nothing
+        self._before: tuple[RunState, RunFigures, Stopping, RoundRecord] | None = (
+            None  # where the store replays nothing
+        )
         self._read_records()
 
     @property
@@ -71,7 +73,7 @@ class Run:
         """Compute what follows from the records of the rounds up to the checkpoint."""
         scoring = self.setup.task.scoring
         self._halvings, self._lowered_until = 0, 0
-        self.report = Report(scoring=scoring)
+        self.report = RunFigures(scoring=scoring)
         self.stopping = Stopping.of(self.config, self.method, self.algorithm.plan, scoring)
         for record in self.store.records(self.state.round):
             self._add(record)

@@ -5,7 +5,8 @@ checkpoint: :class:`sepal.server.plain.MethodStrategy` has those.
 
 It decides who takes part, sends and receives messages, writes records and checkpoints, and resumes a run. The method's
 server algorithm (:mod:`sepal.method.interface`) decides what is sent and how uploads are aggregated.
-:class:`sepal.server.run.Run` has the state and the figures, :class:`sepal.server.contact.Contact` speaks to the nodes.
+:class:`sepal.server.run.ServerRun` has the state and the figures, :class:`sepal.server.contact.Contact` speaks to the
+nodes.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import MOST_HALVINGS, REMEDY
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.roster import Connections
 from sepal.server.round import Round
-from sepal.server.run import Run
+from sepal.server.run import ServerRun
 from sepal.server.run_state import RoundRecord, RoundStart, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.status import Status
@@ -71,7 +72,7 @@ class SepalStrategy:
         set_threads(setup.config.threads)
         self._method, self._observers, self._settle, self._pause = method, observers, settle, pause
         self.store: RunStore = store or MemoryRunStore()
-        self._run = Run(method, setup, self.store)
+        self._run = ServerRun(method, setup, self.store)
         self._connections = Connections(self._run.state.weights, agreed)
         self._current: Round | None = None
         self._spent = 0.0
@@ -97,7 +98,7 @@ class SepalStrategy:
         return self._run.state
 
     @property
-    def report(self) -> Report:
+    def report(self) -> RunFigures:
         """The run's figures up to the last completed round."""
         return self._run.report
 

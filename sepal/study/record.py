@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sepal.errors import ConfigError, SepalError, one_line
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class RunTrace:
 
     def __init__(self) -> None:
         self.lines: list[Mapping[str, Any]] = []
-        self.report = Report()
+        self.report = RunFigures()
 
     def opened(self, progress: RunState, total: int) -> None:
         """Do nothing."""
@@ -148,7 +148,7 @@ class RunTrace:
         """Keep the line."""
         self.lines.append(line)
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Keep the report."""
         self.report = report
 

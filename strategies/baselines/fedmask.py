@@ -53,7 +53,7 @@ from sepal.method import (
     Weights,
 )
 from sepal.protocol.types import SpecLike
-from sepal.strategies.baselines.fedmask_parts import Hyper, Parts
+from sepal.strategies.baselines.fedmask_parts import Hyper, MaskedParts
 from sepal.strategies.registration import register
 from sepal.training.hooks import frozen
 from sepal.training.optimizers import ParameterGroup
@@ -86,7 +86,7 @@ class FedMaskServer(ServerBase[ServerState]):
 
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
-        self.parts = Parts(setup)
+        self.parts = MaskedParts(setup)
 
     def init(self) -> ServerState:
         """Start with the bits of the first scores, and without structures."""
@@ -169,7 +169,7 @@ class FedMaskClient(ClientBase[ClientState]):
 
     def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
         super().__init__(setup, trainer)
-        self.parts = Parts(setup)
+        self.parts = MaskedParts(setup)
 
     def init(self) -> ClientState:
         """Start without a structure."""

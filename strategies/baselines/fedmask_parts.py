@@ -35,7 +35,7 @@ class Hyper(Settings):
     )
 
 
-class Parts:
+class MaskedParts:
     """What server and client share: which weights have masks, and how masks are sent.
 
     Attributes:

@@ -40,7 +40,7 @@ class ClientState:
     rounds: int = 0
 
 
-class Body:
+class SharedLayers:
     """The exchanged tensors: all but the last ``personal-layers`` layers."""
 
     setup: RunSetup
@@ -73,11 +73,11 @@ class PartClient(ClientBase[ClientState]):
         return ClientState(self.fit(self.received_weights(state, download, plan), plan), state.rounds + 1)
 
 
-class FedPerServer(Body, FedAvgServer):
+class FedPerServer(SharedLayers, FedAvgServer):
     """FedAvg's server for the body."""
 
 
-class FedPerClient(Body, PartClient):
+class FedPerClient(SharedLayers, PartClient):
     """Exchanges the body."""
 
 

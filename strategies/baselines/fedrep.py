@@ -19,7 +19,7 @@ from pydantic import Field
 from sepal.config import Settings
 from sepal.layout import layers
 from sepal.method import Payload, Plan
-from sepal.strategies.baselines.fedper import Body, ClientState, FedPerServer, PartClient
+from sepal.strategies.baselines.fedper import ClientState, FedPerServer, PartClient, SharedLayers
 from sepal.strategies.registration import register
 
 
@@ -32,7 +32,7 @@ class Hyper(Settings):
     body_epochs: int = Field(1, ge=0, description="epochs for the body; 0: local-epochs")
 
 
-class FedRepClient(Body, PartClient):
+class FedRepClient(SharedLayers, PartClient):
     """FedPer's client, which trains head and body one after the other."""
 
     batched = True

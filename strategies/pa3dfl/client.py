@@ -29,7 +29,7 @@ from sepal.method import (
 )
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.weights import read_weights
-from sepal.strategies.pa3dfl.contract import Array, ClientState, Hyper, Shape
+from sepal.strategies.pa3dfl.contract import Array, ClientState, DecomposedShape, Hyper
 from sepal.tasks.learning import LABELS
 from sepal.training.capturable import Capturable, Objective
 from sepal.training.evaluation import score
@@ -62,7 +62,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
 
     def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
         super().__init__(setup, trainer)
-        self.shape = Shape.of(setup, trainer.client.capacity)
+        self.shape = DecomposedShape.of(setup, trainer.client.capacity)
         first = read_weights(self.shape.module())
         self.head = {name: array for name, array in first.items() if name.startswith("global_head")}
 
@@ -70,7 +70,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
         """Start without a model; in the ablation ``local``, with initial personal tensors, the same for all clients."""
         if self.hyper.personal != "local":
             return ClientState()
-        first = initial_weights(Shape(self.setup, 1.0).module(), self.setup.config.seed)
+        first = initial_weights(DecomposedShape(self.setup, 1.0).module(), self.setup.config.seed)
         return ClientState(personal=cut(first, self.shape.personal))
 
     def shared(self) -> Layout:

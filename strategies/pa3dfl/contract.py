@@ -60,7 +60,7 @@ class Hyper(Settings):
 
     def largest_message(self, setup: RunSetup) -> int:
         """Return the entries that travel at width 1; a small ``least`` makes them several times those of the model."""
-        return max(super().largest_message(setup), sum(part.size for part in Shape(setup, 1.0).shared))
+        return max(super().largest_message(setup), sum(part.size for part in DecomposedShape(setup, 1.0).shared))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ClientState:
     personal: Weights = field(default_factory=dict)
 
 
-class Shape:
+class DecomposedShape:
     """The decomposed model of a run at one width."""
 
     def __init__(self, setup: RunSetup, width: float) -> None:
@@ -127,7 +127,7 @@ class Shape:
         self.shared: Layout = self.general if setup.hyper.personal == "local" else self.general + self.personal
 
     @classmethod
-    def of(cls, setup: RunSetup, capacity: float) -> Shape:
+    def of(cls, setup: RunSetup, capacity: float) -> DecomposedShape:
         """Return the shape of a client's model.
 
         Raises:

@@ -31,7 +31,7 @@ from sepal.method.means import equally, mean_of_prefixes
 from sepal.models.decomposed import cut, initial_weights
 from sepal.models.factors import width_for
 from sepal.protocol.payloads import delivered
-from sepal.strategies.pa3dfl.contract import Hyper, ServerState, Shape, State
+from sepal.strategies.pa3dfl.contract import DecomposedShape, Hyper, ServerState, State
 from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 
 log = logging.getLogger("sepal")
@@ -46,12 +46,12 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
-        self._of_width = cache(lambda width: Shape(setup, width))
-        self.full = Shape(setup, 1.0)
+        self._of_width = cache(lambda width: DecomposedShape(setup, width))
+        self.full = DecomposedShape(setup, 1.0)
         generated = self.hyper.personal == "hypernetwork"
         self.hypernetwork = Hypernetwork(self.full.personal, setup.config.seed, self.hyper) if generated else None
 
-    def shape(self, client: ClientInfo) -> Shape:
+    def shape(self, client: ClientInfo) -> DecomposedShape:
         """Return the shape of a client's model; there are at most 1/p_min of them.
 
         Raises:

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, RunSetup, Trainer, Weights
 from sepal.models.gated import GatedModule
 from sepal.strategies.pfedgate.blocks import Mask
-from sepal.strategies.pfedgate.contract import ClientState, Gated, Hyper
+from sepal.strategies.pfedgate.contract import ClientState, GatedModels, Hyper
 from sepal.training.columns import Part, equal_parts
 from sepal.training.evaluation import ByBatch
 from sepal.training.network import Network
@@ -37,7 +37,7 @@ class PFedGateClient(ClientBase[ClientState]):
 
     def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
         super().__init__(setup, trainer)
-        self.gated = Gated(setup)
+        self.gated = GatedModels(setup)
         self.keep = self.gated.keep(trainer.client)
         self.blocks = self.gated.blocks(self.keep)
 

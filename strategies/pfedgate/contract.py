@@ -100,7 +100,7 @@ class ClientState:
     optimizer: Weights = field(default_factory=dict)
 
 
-class Gated:
+class GatedModels:
     """The gated models of a run, by budget, and what is sent of them."""
 
     def __init__(self, setup: RunSetup) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sepal.method import ClientInfo, Metrics, Plan, RunSetup, Schema, ServerBase, Upload, Uploads, Weights
 from sepal.method.means import mean_of_holders
-from sepal.strategies.pfedgate.contract import Gated, ServerState
+from sepal.strategies.pfedgate.contract import GatedModels, ServerState
 
 
 class PFedGateServer(ServerBase[ServerState]):
@@ -20,7 +20,7 @@ class PFedGateServer(ServerBase[ServerState]):
 
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
-        self.gated = Gated(setup)
+        self.gated = GatedModels(setup)
 
     def init(self) -> ServerState:
         """Start from W_0."""

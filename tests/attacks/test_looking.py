@@ -21,7 +21,7 @@ from sepal.config import RunConfig, key_fields
 from sepal.config.elsewhere import CODE, PLACES
 from sepal.errors import SepalError, StateError
 from sepal.flower import simulation
-from sepal.report import learned
+from sepal.report import learned_rows
 from sepal.report.data import datasets, views
 from sepal.report.page import render
 from sepal.runs import about as about_module
@@ -456,4 +456,4 @@ def test_a_model_that_is_built_for_a_figure_fits_in_memory(tmp_path):
     sizes = {"input_shape": [2**30], "classes": 2**20, "vocabulary": 0}
     (run / ABOUT).write_text(json.dumps({"data": {**sizes, "kind": "signal", "class_names": [], "table": False}}))
     with pytest.raises(SepalError, match="memory"):
-        learned.read(run, "masks")
+        learned_rows.read(run, "masks")

@@ -22,7 +22,7 @@ from referee.paper.some_runs import (
 )
 from sepal.errors import ConfigError
 from sepal.report.data import datasets
-from sepal.report.learned import masks as analyse
+from sepal.report.learned_rows import masks as analyse
 from sepal.report.markdown import table
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sepal.config import RunConfig
-from sepal.data.schema import Column, Schema, written
+from sepal.data.schema import Column, TableSchema, written
 from sepal.errors import ConfigError, StateError
 from sepal.runs import run_directory
 from sepal.runs.places import default_base, run_path
@@ -294,7 +294,7 @@ TABLE = "age,smoker,label\n" + "".join(
 def test_a_run_whose_table_is_read_otherwise_than_at_its_start_is_refused_and_says_why(tmp_path, change, refused):
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "all.csv").write_text(TABLE)
-    schema = Schema(label="label", classes=("ill", "well"), column=(AGE, SMOKER))
+    schema = TableSchema(label="label", classes=("ill", "well"), column=(AGE, SMOKER))
     (tmp_path / "table" / "schema.toml").write_text(written(schema))
     keys = {"method": "fedavg", "dataset": "folder", "data-dir": str(tmp_path / "table"), "clients": 2}
     with RunDirectory(tmp_path / "a", assemble(keys), "in-process") as directory:

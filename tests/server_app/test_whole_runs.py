@@ -11,8 +11,8 @@ import pytest
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.report.sheets import novel_line
 from sepal.report.tables import capacity_table, headline
+from sepal.report.text_tables import novel_line
 from sepal.runs import json_lines, stored_run
 from sepal.runs.run_directory import RunDirectory
 from sepal.runs.stored_run import FREE, read_run, stored_summary

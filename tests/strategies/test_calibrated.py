@@ -9,14 +9,16 @@ import pytest
 from sepal.data.catalogue import CATALOGUE
 from sepal.strategies import calibrated, registry
 from sepal.strategies.assembly import assemble
-from sepal.strategies.calibrated import FINDS, Entry, rates
+from sepal.strategies.calibrated import FINDS, CalibratedRates, rates
 
 DIGITS = CATALOGUE["digits"]
 TABLE = (
-    Entry("digits", "digits-cnn", "sgd", "image", 64, {"fedavg": {"lr": 0.2}, "ditto": {"lr": 0.3, "ditto.lambda": 2}}),
-    Entry("cifar-10", "lenet5", "sgd", "image", 3072, {"fedavg": {"lr": 0.05}}),
-    Entry("har", "har-cnn", "sgd", "signal", 1152, {"fedavg": {"lr": 0.1}, "fedpse": {"lr": 0.4}}),
-    Entry("imdb", "embedding-linear", "adam", "text", 256, {"fedavg": {"lr": 0.01}}),
+    CalibratedRates(
+        "digits", "digits-cnn", "sgd", "image", 64, {"fedavg": {"lr": 0.2}, "ditto": {"lr": 0.3, "ditto.lambda": 2}}
+    ),
+    CalibratedRates("cifar-10", "lenet5", "sgd", "image", 3072, {"fedavg": {"lr": 0.05}}),
+    CalibratedRates("har", "har-cnn", "sgd", "signal", 1152, {"fedavg": {"lr": 0.1}, "fedpse": {"lr": 0.4}}),
+    CalibratedRates("imdb", "embedding-linear", "adam", "text", 256, {"fedavg": {"lr": 0.01}}),
 )
 
 

@@ -9,7 +9,7 @@ from sepal.models.decomposed import cut, initial_weights
 from sepal.models.weights import load_weights
 from sepal.storage.serialize import digest, digest_arrays
 from sepal.strategies.pa3dfl.client import mix
-from sepal.strategies.pa3dfl.contract import Shape
+from sepal.strategies.pa3dfl.contract import DecomposedShape
 from tests.strategies.baselines import Sent
 from tests.strategies.pa3dfl import CAPACITIES, Federation, arrays
 
@@ -191,7 +191,9 @@ def test_ties_take_the_least_alpha_and_no_validation_data_the_trained_model():
 
 
 def client_first(client):
-    return cut(initial_weights(Shape(client.setup, 1.0).module(), 3), client.shape.general + client.shape.personal)
+    return cut(
+        initial_weights(DecomposedShape(client.setup, 1.0).module(), 3), client.shape.general + client.shape.personal
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- ablations

@@ -16,7 +16,7 @@ from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, Wir
 from sepal.method import ClientInfo, Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
-from sepal.strategies.pfedgate.contract import Gated
+from sepal.strategies.pfedgate.contract import GatedModels
 from sepal.strategies.pfedgate.server import PFedGateServer
 from sepal.study.method_checks.cases import RoundLog
 from sepal.wire import encode
@@ -48,7 +48,7 @@ def test_the_achieved_share_never_exceeds_the_budget(parts, keep, gating, cost, 
     keys |= {"solver": solver, "least": min(least, keep)}
     setup = TASKS[model]
     setup = replace(setup, hyper=setup.hyper.model_copy(update=keys))
-    gated = Gated(setup)
+    gated = GatedModels(setup)
     module, blocks = gated.module(keep), gated.blocks(keep)
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(6, *setup.input_shape, generator=random)

@@ -19,7 +19,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.protocol.types import Payload
 from sepal.server.ledger import LedgerEntry
 from sepal.server.observer import Observer
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore
 from sepal.server.strategy import SepalStrategy
@@ -70,7 +70,7 @@ class RoundLog:
         self.lines.append(line)
         self.records.append(record)
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Do nothing."""
 
 

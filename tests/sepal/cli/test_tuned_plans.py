@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.errors import ConfigError
-from sepal.report.sheets import tuning_note
+from sepal.report.text_tables import tuning_note
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import Comparison
 from sepal.study.plans import trials

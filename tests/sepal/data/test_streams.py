@@ -16,7 +16,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, DataError, ModelError, ProtocolError, RosterError
 from sepal.strategies.assembly import assemble
 from sepal.tasks.inputs import cut, packed, several
-from sepal.training.columns import Column, columns, split
+from sepal.training.columns import StreamColumn, columns, split
 
 RNG = np.random.default_rng(5)
 IMAGES, WORDS = RNG.standard_normal((60, 1, 4, 4)).astype(np.float32), RNG.integers(0, 9, (60, 3))
@@ -183,7 +183,7 @@ def test_a_dataset_is_read_batch_by_batch_in_the_order_of_the_seed():
     assert [len(part) for part, _ in split(x, y, 4)] == [4, 4, 4, 3]
     assert list(range(15)) == READ, "each example once"
     assert torch.equal(before, torch.get_rng_state()), "DataLoader draws a seed of its own"
-    assert isinstance(x, Column)
+    assert isinstance(x, StreamColumn)
     assert x[torch.tensor([3, 1])].tolist() == IMAGES[[6, 2]].tolist()
 
 

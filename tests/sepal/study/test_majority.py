@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.data import ClientData, Examples
 from sepal.report.page import live_parts
-from sepal.report.sheets import remarks
+from sepal.report.text_tables import remarks
 from sepal.study.comparison import read_comparison
 from sepal.study.majority import error_of_the_mean, majority, note, warning
 from tests.sepal.cli.runs_for_tests import write_run

@@ -51,23 +51,23 @@ FEW = {1: "One seed is too few", 2: "Two seeds are too few"}
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table whose first column names the rows. Line breaks in heads are where a narrow medium breaks them."""
 
     head: tuple[str, ...]
     rows: list[list[str]]
 
 
-def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
+def accuracy_table(variants: Sequence[Variant]) -> TextTable:
     """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
     rows = []
     for variant in variants:
         estimates = [*(variant.accuracy(view) for view in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
         rows.append([marked(variant), *(_text(estimate, variant.measure) for estimate in estimates)])
-    return Sheet((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
+    return TextTable((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
 
 
-def cost_sheet(variants: Sequence[Variant]) -> Sheet:
+def cost_table(variants: Sequence[Variant]) -> TextTable:
     """Return the cost of a cell's variants: MB, multiply-adds, rounds and MB to the target, MB to near FedAvg-FT."""
     target = f"{_aim(variants)}\n{variants[0].view}"
     near = close_to(variants)
@@ -78,8 +78,8 @@ def cost_sheet(variants: Sequence[Variant]) -> Sheet:
         sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
         sent = variant.megabytes_to
         reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
-        rows.append([variant.label, *map(size, sizes), *reached, _arrived(near, variant)])
-    return Sheet(heads, rows)
+        rows.append([variant.label, *map(size, sizes), *reached, _megabytes_near(near, variant)])
+    return TextTable(heads, rows)
 
 
 def step(variants: Sequence[Variant]) -> str:
@@ -87,7 +87,7 @@ def step(variants: Sequence[Variant]) -> str:
     return "1 point" if variants[0].measure.percent else "1 %"
 
 
-def _arrived(near: YardstickArrivals | None, variant: Variant) -> str:
+def _megabytes_near(near: YardstickArrivals | None, variant: Variant) -> str:
     arrival = near.reached.get(variant.label) if near else None
     return "≤ " * arrival.at_most + size(arrival.megabytes) if arrival else NONE
 
@@ -115,7 +115,7 @@ def basis(variants: Sequence[Variant]) -> str:
     return words
 
 
-def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
+def difference_table(comparison: Comparison, cell: str) -> TextTable:
     """Return the paired differences of a cell's first variant to the others; no rows if there are none."""
     views, measure = ("deployed", "kept", "received", "trained"), comparison.measure
     differences = {view: dict(comparison.differences(cell, view)) for view in views}
@@ -127,23 +127,23 @@ def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
         ]
         for label in labels
     ]
-    return Sheet(
+    return TextTable(
         (f"paired difference over {comparison.paired_over(cell)},\n{measure.points}, 95 % interval", *views), rows
     )
 
 
-def tuning_sheet(comparison: Comparison) -> Sheet:
+def tuning_table(comparison: Comparison) -> TextTable:
     """Return what was searched before the runs: a row for each search; no rows if there was none."""
     rows, number = [], comparison.measure.number
     for search in comparison.tuning:
         values = ", ".join(f"{name}: {'failed' if mean is None else number(mean)}" for name, mean in search.values)
         chosen = f"{search.chosen or 'nothing'}{f' {EDGE}' * search.edge}"
         rows.append([search.cell, search.label, search.view, values, chosen])
-    return Sheet(("setting", "method", "view", "tried", "chosen"), rows)
+    return TextTable(("setting", "method", "view", "tried", "chosen"), rows)
 
 
 def tuning_title(comparison: Comparison) -> str:
-    """Return what the rows of :func:`tuning_sheet` are."""
+    """Return what the rows of :func:`tuning_table` are."""
     seeds = sorted({seed for search in comparison.tuning for seed in search.seeds})
     metric = f"{comparison.measure.name} on validation data{comparison.measure.in_unit}"
     return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: {metric}"

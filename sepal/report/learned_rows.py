@@ -28,7 +28,7 @@ from sepal.server.run_state import RunState
 from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
 from sepal.strategies import registry
 from sepal.strategies.assembly import Assembly, assemble
-from sepal.strategies.learned import cluster, compare_masks
+from sepal.strategies.client_likeness import cluster, compare_masks
 from sepal.study.comparison import Comparison
 from sepal.study.results import Variant
 
@@ -127,7 +127,7 @@ def _newest(path: Path, assembly: Assembly) -> RunState:
 
 
 def masks(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
-    """Return the run's name and :func:`sepal.strategies.learned.compare_masks` of the run at ``path``.
+    """Return the run's name and :func:`sepal.strategies.client_likeness.compare_masks` of the run at ``path``.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here.
@@ -137,7 +137,7 @@ def masks(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
 
 
 def clusters(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
-    """Return the run's name and :func:`sepal.strategies.learned.cluster` of the run at ``path``.
+    """Return the run's name and :func:`sepal.strategies.client_likeness.cluster` of the run at ``path``.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here, or its clients cannot be clustered.
