@@ -109,7 +109,7 @@ def join(
         from sepal.client_app.build import Node
         from sepal.engines.flower.credentials import NodeCredentials
         from sepal.engines.flower.probe import split
-        from sepal.engines.flower.rejoining import stay
+        from sepal.engines.flower.rejoining import JoinedClient, stay
         from sepal.engines.flower.slots import claimed
         from sepal.storage.home import private_home
         from sepal.storage.regular import expanded
@@ -150,20 +150,21 @@ def join(
         if audit != "none":
             file = expanded("--audit", audit) if audit else private_home() / "audit" / f"{client}.jsonl"
             node_config["audit"] = str(file.absolute())
-        show = partial(say, err=True)
         stay(
-            client,
-            node_config,
-            address,
-            credentials,
-            cold,
-            poll,
-            allow_code,
-            tell,
-            tell_command,
-            show,
-            metrics,
-            verbose,
+            JoinedClient(
+                client,
+                node_config,
+                address,
+                credentials,
+                cold=cold,
+                poll=poll,
+                allow_code=allow_code,
+                metrics=metrics,
+                verbose=verbose,
+                tell=tell,
+                tell_command=tell_command,
+                show=partial(say, err=True),
+            )
         )
 
 

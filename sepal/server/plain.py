@@ -224,6 +224,11 @@ class MethodStrategy(Strategy):
         run = self.run
         return run.algorithm.model(run.state.server).keys() == run.setup.weights.keys() <= self.contact.arrays.keys()
 
+    def _drawn(self, connected: Sequence[str], share: float, server_round: int, purpose: str = "sample") -> list[str]:
+        """Return a share of the clients that are connected, at least one of them, drawn for a round and purpose."""
+        count = max(1, int(share * len(connected)))
+        return sample(connected, count, self.run.config.seed, server_round, purpose)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
@@ -248,9 +253,8 @@ class MethodStrategy(Strategy):
         connected = contact.connected(start.state.participants)
         if not connected and start.plan.who != "none":
             raise RoundError(f"round {server_round}", "a client that is connected", "none")
-        count = max(1, int(len(connected) * self._train))
-        drawn = sample(connected, count, run.config.seed, server_round)
-        setup = replace(run.setup, config=run.config.model_copy(update={"clients_per_round": count}))
+        drawn = self._drawn(connected, self._train, server_round)
+        setup = replace(run.setup, config=run.config.model_copy(update={"clients_per_round": max(1, len(drawn))}))
         round = Round(start, setup, run.store, joined, stores, drawn=drawn, local=False)
         self._round = round, start
         contents: list[tuple[int, str, RecordDict]] = []
@@ -318,8 +322,7 @@ class MethodStrategy(Strategy):
             return []
         downloads, contents, orders = Downloads(start, room(run.setup)), [], {}
         views = tuple(dict.fromkeys(("received", run.method.deployed)))
-        count = max(1, int(len(connected) * self._evaluate))
-        for name in sample(connected, count, run.config.seed, server_round, "evaluate"):
+        for name in self._drawn(connected, self._evaluate, server_round, "evaluate"):
             base, content = run.state.versions.get(name, ""), downloads.get(name).content
             order = Order(run.state.run, Kind.ADAPT, start.plan_of(name), base, base, views)
             orders[name] = order, content.digest()
