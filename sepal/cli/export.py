@@ -64,7 +64,7 @@ def check_file(out: Path | None) -> None:
 
 
 def tested(path: Path, client: str, view: str) -> str:
-    """Return which model was exported, and what it had in the closing evaluation; of an unfinished run the former."""
+    """Return which model was exported, and its metric in the closing evaluation if the run has ended."""
     from sepal.runs.stored_run import read_run
 
     stored = read_run(path)

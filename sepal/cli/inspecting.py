@@ -106,7 +106,7 @@ def write_schema(inspection: Inspection, path: Path) -> None:
     from sepal.storage.files import write_atomically
 
     if inspection.schema is None:
-        raise ConfigError("--write", "data of which something can be read", "none")
+        raise ConfigError("--write", "data that can be read at least in part", "none")
     if path.exists() and read_schema(path) != inspection.schema:
         raise ConfigError("--write", f"no other schema in {path} (remove it first)", "one that says something else")
     write_atomically(path, written(inspection.schema).encode())

@@ -171,7 +171,7 @@ def join(
 def demands(
     privacy: Privacy, least_noise: float | None, most_uploads: int | None, no_accuracies: bool
 ) -> dict[str, int | float | str | bool]:
-    """Return what the client's operator demands, as keys of the node. A number that is given goes before the word."""
+    """Return the demands of the client's operator as keys of the node. A number wins over ``--privacy strict``."""
     strict = privacy is Privacy.STRICT
     noise = least_noise if least_noise is not None else STRICT_NOISE * strict
     most = most_uploads if most_uploads is not None else STRICT_UPLOADS * strict

@@ -166,7 +166,7 @@ class FolderSettings(Settings):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width that images are scaled to; None for as they are."""
+        """Height and width that images are scaled to; None: they stay as they are."""
         sides = [int(side) for side in self.resize.split("x")] if self.resize else []
         return (sides[0], sides[-1]) if sides else None
 

@@ -123,8 +123,8 @@ class RunConfig(Settings):
         1.0,
         ge=1,
         le=10,
-        description="ask so many times clients-per-round to train, and take the first clients-per-round replies; later "
-        "ones are refused. In process, nobody is late, and it has no effect",
+        description="ask this multiple of clients-per-round to train, and take the first clients-per-round replies; "
+        "later ones are refused. It has no effect in process, where nobody is late",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     novel_clients: float = Field(

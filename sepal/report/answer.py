@@ -65,5 +65,5 @@ def _reading(over: str, ranked: list[Variant]) -> str:
     words += " MB: payloads of training, up and down, all clients."
     if len(ranked) > 1:
         words += f" In brackets: the 95 % interval over {over}"
-        words += "; bold where it excludes 0." if over == "seeds" else ": a guide, no test."
+        words += "; bold where it excludes 0." if over == "seeds" else ", which is a guide and no test."
     return words[0].upper() + words[1:]

@@ -14,8 +14,8 @@ from sepal.study.results import Variant
 
 TITLE = "By class, deployed models, over all clients' test examples together and all seeds"
 READING = (
-    "Recall: the share of a class's examples that was found. Precision: of those taken for it, the share that was "
-    "right. F1: their harmonic mean."
+    "Recall: the share of a class's examples that are predicted as the class. Precision: the share of the examples "
+    "predicted as the class that belong to it. F1: their harmonic mean."
 )
 COUNTS = ("tp", "fp", "fn")  # true positives, false positives, false negatives
 

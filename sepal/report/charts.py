@@ -192,7 +192,7 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         f"with the 95 % interval over {' or '.join(over)}."
     )
     if "clients" in over:
-        reading += " Clients of one federation are not independent: a guide, no test."
+        reading += " Clients of one federation are not independent, so it is a guide and no test."
     reading += " Trained models, as the deployed ones are not evaluated." * (first != views(comparison)[0])
     chart = alt.layer(zero.encode(x=alt.datum(0)), interval, dots)
     spoken = f"Paired differences, {first} models: {words}."
@@ -229,9 +229,7 @@ def _own_figures(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         alt.X("round:Q", title="round", scale=alt.Scale(nice=False, zero=True), axis=round_axis()),
         alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # the figure's name is in the chart's title
     )
-    reading = (
-        "What a method's server reports of itself, and means over clients of what they report, by round; unit as named."
-    )
+    reading = "By round: what a method's server reports, and means over what clients report; units are in the names."
     names = ", ".join(dict.fromkeys(row["figure"] for row in rows))
     spoken = f"Figures of the methods' own by round: {names}."
     return Drawn(chart, reading, spoken, shows=shown(comparison, before="figure"))

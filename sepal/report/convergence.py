@@ -1,4 +1,4 @@
-"""What is said of whether a comparison's runs have converged: a mark of labels, and lines about the curves."""
+"""Whether a comparison's runs have converged: a mark on labels, and lines about the curves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _rising(variants: Sequence[Variant]) -> str:
         if rise_of_label
     ]
     how = "rising" if measure.higher else "falling"
-    compared = "means over a method's last rounds against as many before"
+    compared = "the mean of a method's last rounds, compared with that of as many rounds before"
     return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}; {compared}" if words else ""
 
 

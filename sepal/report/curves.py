@@ -68,15 +68,17 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         if x == "round" and closed:
             reading += " The last point is the closing evaluation, after the last round."
         if x != "round":
-            reading += f" A round stands at the {unit} that the rounds before it took, the closing evaluation at all."
+            reading += f" A round is drawn at the {unit} of the rounds before it, the last point at those of all."
         if x != "round" and sampled:
             reading += " Lines as in the figure by round."
         elif sampled:
             reading += _thin(comparison)
         if any(row["stand_in"] for row in rows):
-            reading += " Named “trained”: the method has no such view, its trained models stand in."
+            reading += " Where a name ends in “trained”, the method lacks this view, and its trained models are shown."
         if logarithmic:
-            reading += " Logarithmic; MB of training payloads, up and down, all clients. Dotted: sends nothing."
+            reading += (
+                " Logarithmic; MB of training payloads, up and down, all clients. Dotted: a run without messages."
+            )
         spoken = f"{named(title, comparison)}, {first} models: {words}."
         return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)
 
@@ -88,7 +90,7 @@ _curve("seconds", "Accuracy by time", "seconds", "seconds", 1)
 
 def _thin(comparison: Comparison) -> str:
     """Return how to read the thin lines beside the points."""
-    words = " Thin lines: the rounds between, of each its own clients alone."
+    words = " Thin lines: the rounds between, each over its own clients alone."
     if "kept" in views(comparison):
         words += " Kept: points are from before the round's training, thin lines from after it."
     if tuned := [variant.label for variant in comparison.all_variants() if variant.deployed == "trained"]:

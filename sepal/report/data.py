@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
+from sepal.report.frontier_rows import frontier_rows
 from sepal.report.learned_rows import Row, Rows, learned
-from sepal.report.places import frontier_rows
 from sepal.runs.about import Labels, labels_of
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
@@ -84,7 +84,7 @@ def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    """Yield the points of full evaluations, and the rounds between, over whose clients alone the mean is."""
+    """Yield the points of full evaluations, and of the rounds between, whose mean is over their own clients alone."""
     for view in _stored(comparison):
         shown = _shown(variant, view)
         full = _by_round(result.points(shown) for result in variant.results)
@@ -139,7 +139,7 @@ def _thinned(rounds: Sequence[At]) -> Sequence[At]:
 
 
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    """Yield each client's accuracy, beside what it has with the yardsticks; of deployed models, with their own view."""
+    """Yield each client's accuracy in each view, and beside it the client's accuracy with the yardsticks."""
     for view in views(comparison):
         shown = _shown(variant, view)
         accuracy, measure = variant.first.clients(shown), variant.measure

@@ -96,7 +96,7 @@ def figure(
         main: Whether it is one of the first figures.
         stand_in: Whether trained models are shown where the chosen view has no rows.
         rows: A further expression for the rows in its chart.
-        varying: What the figure shows, in %; a run in which all clients have the same is named instead of drawn.
+        varying: What the figure shows, in %; a run in which it is the same for all clients is named instead of drawn.
     """
 
     def declare(draw: Draw) -> Draw:

@@ -70,7 +70,7 @@ def readers(method: str) -> Mapping[str, Reader]:
 def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     """Return what a method's reader of a kind finds in the run at ``path``.
 
-    Unless its data may be read, that is in the run's files alone: the model is built from what they say of the data.
+    Unless its data may be read, only the run's files are: the model is built from what they say about the data.
 
     Raises:
         ConfigError: ``path`` is not a run directory, its method has no such reader, it has no checkpoint, it names code

@@ -80,7 +80,7 @@ def write_picture(comparison: Comparison, path: Path) -> Path | None:
     from sepal.report.frontier import panels_of, picture
 
     panels = panels_of(comparison)
-    if not panels.places:
+    if not panels.standings:
         return None
     write_atomically(path, picture(panels).encode())
     return path
@@ -250,7 +250,7 @@ def _answers(comparison: Comparison) -> Iterator[str]:
 
 
 def _overview(comparison: Comparison) -> Iterator[str]:
-    """Yield what answers: a short table, who is best for its bytes, and what is wrong with a run."""
+    """Yield the overview: a short table, which runs are best for their bytes, and what is wrong with a run."""
     for cell, variants, cell_attribute in _cells(comparison):
         text_table, clear, reading = answer(comparison, cell)
         bold = [(row, len(text_table.head) - 1) for row, certain in enumerate(clear) if certain]

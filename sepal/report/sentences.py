@@ -120,25 +120,25 @@ def _caveats(variants: list[Variant]) -> Iterator[str]:
 
 
 def frontier_sentence(comparison: Comparison, cell: str) -> str:
-    """Return which variants are the best for their bytes, and what of that is noise; "" for a single one."""
+    """Return which variants are the best for their bytes, and which differences are noise; "" for a single variant."""
     variants = comparison.variants(cell)
     return on_frontier(frontier(entries(variants), comparison.measure)) if len(variants) > 1 else ""
 
 
-def on_frontier(places: Sequence[Standing]) -> str:
-    """Return which places are on the frontier: ``Best for their bytes: local (0 MB), fedpse (1.31 MB). …``; "" for one.
+def on_frontier(standings: Sequence[Standing]) -> str:
+    """Return who is on the frontier: ``Best for their bytes: local (0 MB), fedpse (1.31 MB). …``; "" for one standing.
 
     Neighbours are two that follow each other on the frontier.
 
     Args:
-        places: Of :func:`~sepal.study.frontier.frontier`.
+        standings: Of :func:`~sepal.study.frontier.frontier`.
     """
-    if len(places) < 2:
+    if len(standings) < 2:
         return ""
-    best = [standing.entry for standing in places if standing.frontier]
+    best = [standing.entry for standing in standings if standing.frontier]
     names = ", ".join(f"{entry.label} ({size(entry.megabytes)} MB)" for entry in best)
     words = f"Best for {'their' if len(best) > 1 else 'its'} bytes: {names}."
-    seeds = min(len(standing.entry.by_seed) for standing in places)
+    seeds = min(len(standing.entry.by_seed) for standing in standings)
     if seeds < SEEDS:
         return (
             f"{words} {'One seed is' if seeds == 1 else f'{seeds} seeds are'} too few to tell differences from noise."

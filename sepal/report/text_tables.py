@@ -98,20 +98,20 @@ def _aim(variants: Sequence[Variant]) -> str:
 
 
 def basis(variants: Sequence[Variant]) -> str:
-    """Return a line with what rounds and MB to the target are of, or why there are none; nothing if nothing is due."""
+    """Return a line on how rounds and MB to the target are counted, or why there are none; empty if none is needed."""
     counts = [variant.evaluations(variant.view) for variant in variants]
     enough = [count for count in counts if count >= LEAST_POINTS]
     if not enough and len(variants) > 1:
         why = f"these runs have {max(counts)} (evaluate-every)"
-        return f"No rounds or MB to {_aim(variants)}: that takes {LEAST_POINTS} full evaluations, and {why}."
+        return f"No rounds or MB to {_aim(variants)} are shown: that takes {LEAST_POINTS} full evaluations, and {why}."
     if not enough:
         return ""
     most = "" if min(enough) == max(enough) else f" to {max(enough)}"
-    words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations with that mean"
-    words += "; ≤: rounds just before it had none." if any(v.at_most for v in variants) else "."
+    words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations that reaches it"
+    words += "; ≤: the rounds just before it were not evaluated." if any(v.at_most for v in variants) else "."
     if near := close_to(variants):
-        words += f" MB to within {step(variants)} of {near.label}: until the mean over seeds of deployed models has "
-        words += f"{variants[0].measure.text(near.target)} and no longer falls back; a dash: never."
+        words += f" MB to within {step(variants)} of {near.label}: until the deployed models' mean over seeds reaches "
+        words += f"{variants[0].measure.text(near.target)} and stays there; a dash: it never does."
     return words
 
 

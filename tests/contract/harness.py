@@ -113,7 +113,7 @@ class Recording(MemoryRunStore):
 
 
 class Killed(BaseException):
-    """The server's process is gone: nothing may catch this."""
+    """Stands for the end of the server's process; nothing may catch it."""
 
 
 class Nodes(InProcessGrid):

@@ -48,8 +48,8 @@ def test_another_package_cannot_replace_a_method_of_ours(monkeypatch):
     [
         ("fedavgg", "method: expected fedavg, or another one of `sepal methods`, got fedavgg"),
         ("zzz", "method: expected one of fedavg, local, "),
-        ("fedamp.py", "method: expected fedamp:NAME, a module and the name in it of what register returns, got fedamp"),
-        ("./mine/fedamp.py", "method: expected mine.fedamp:NAME, a module"),
+        ("fedamp.py", "method: expected fedamp:NAME, where NAME is what `register` returned in that module"),
+        ("./mine/fedamp.py", "method: expected mine.fedamp:NAME, where NAME is"),
     ],
 )
 def test_an_unknown_method_is_one_line_with_the_likely_one_first(name, words):

@@ -75,7 +75,7 @@ class RoundLog:
 
 
 class Stop(BaseException):
-    """The server's process is gone: nothing may catch this."""
+    """Stands for the end of the server's process; nothing may catch it."""
 
 
 class StopAfter(RoundLog):
@@ -111,7 +111,7 @@ class FinishedRun:
 
     Attributes:
         start: Its state before the first round.
-        digest: Of the server's state in ``start``, then.
+        digest: Digest of the server's state in ``start``, taken before the first round.
     """
 
     strategy: SepalStrategy

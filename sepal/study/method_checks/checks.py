@@ -51,7 +51,7 @@ def require(condition: bool, key: str, expected: str, got: object) -> None:
     """Raise unless ``condition``.
 
     Raises:
-        CheckError: With the three others.
+        CheckError: It does not hold; the error has the other three arguments.
     """
     if not condition:
         raise CheckError(key, expected, got)
@@ -157,7 +157,7 @@ def state_survives_the_disk(case: Case) -> None:
 
 
 def smaller_values_make_fewer_bytes(case: Case, values: str = "fp16") -> None:
-    """Two bytes a value instead of four show in two rounds: nothing is sent in full behind the run's back.
+    """With two bytes a value instead of four, two rounds send fewer bytes: nothing else is sent in full.
 
     Where an upload holds no such values (signs, masks, nothing at all), the key must change nothing.
     """

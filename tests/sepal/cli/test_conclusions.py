@@ -224,5 +224,5 @@ def test_of_one_difference_there_is_one_interval(tmp_path, seeds, over, figures)
     assert (figures in concluded[0]) == (seeds == 3)
     (reading,) = (chart.reading for chart in charts(comparison, datasets(comparison)) if chart.name == "pairs")
     assert f"with the 95 % interval over {over}." in reading
-    assert ("a guide, no test" in reading) == (seeds == 1)
+    assert ("a guide and no test" in reading) == (seeds == 1)
     assert ("standard deviation over seeds" in legend(comparison)) == (seeds == 3)

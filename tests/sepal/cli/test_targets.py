@@ -30,11 +30,15 @@ def spread_out(run, rounds: int, every: int):
 @pytest.mark.parametrize(
     ("every", "cells", "words"),
     [
-        (1, "5.0", "the first of 9 full evaluations with that mean."),  # round 5 itself has 50 %
-        (2, "≤ 6.0", "the first of 5 full evaluations with that mean; ≤: rounds just before it had none."),
-        (4, "≤ 8.0", "the first of 3 full evaluations with that mean; ≤"),
-        (5, "–", "No rounds or MB to 50 %: that takes 3 full evaluations, and these runs have 2"),
-        (0, "–", "No rounds or MB to 50 %: that takes 3 full evaluations, and these runs have 1"),
+        (1, "5.0", "the first of 9 full evaluations that reaches it."),  # round 5 itself has 50 %
+        (
+            2,
+            "≤ 6.0",
+            "the first of 5 full evaluations that reaches it; ≤: the rounds just before it were not evaluated.",
+        ),
+        (4, "≤ 8.0", "the first of 3 full evaluations that reaches it; ≤"),
+        (5, "–", "No rounds or MB to 50 % are shown: that takes 3 full evaluations, and these runs have 2"),
+        (0, "–", "No rounds or MB to 50 % are shown: that takes 3 full evaluations, and these runs have 1"),
     ],
 )
 def test_rounds_to_an_accuracy_are_those_of_full_evaluations_and_say_so(tmp_path, every, cells, words):

@@ -64,7 +64,7 @@ def test_a_plan_says_where_its_rates_come_from(tmp_path, settings, words):
     rates = [f"lr = {rate:g} for {', '.join(names)}, calibrated on digits" for rate, names in methods.items()]
     assert rate_notes(plan, list(plan.runs())) == [line.format("; ".join(rates)) for line in words]
     assert ONE_RATE == (
-        "one learning rate for all methods: differences may be the rate's; `tune = true` searches for each"
+        "all methods have the same learning rate, which may explain differences; `tune = true` searches one for each"
     )
 
 

@@ -16,15 +16,15 @@ SPAN = 10  # sizes further apart than so many times have a logarithmic axis
 def frontier_rows(comparison: Comparison) -> Iterator[Row]:
     """Yield the rows of all cells that have a frontier."""
     standings_of = by_cell(comparison)
-    wide = logarithmic([standing.entry.megabytes for standing in places] for places in standings_of.values())
-    for cell, places in standings_of.items():
-        yield from ({"cell": cell, **row} for row in of_places(places, comparison.measure, wide))
+    wide = logarithmic([standing.entry.megabytes for standing in standings] for standings in standings_of.values())
+    for cell, standings in standings_of.items():
+        yield from ({"cell": cell, **row} for row in standing_rows(standings, comparison.measure, wide))
 
 
 def by_cell(comparison: Comparison) -> dict[str, list[Standing]]:
-    """Return the places of each cell; without a cell with one variant, which has no other beside it."""
+    """Return the standings of each cell that has at least two variants."""
     standings_of = {cell: frontier(entries(comparison.variants(cell)), comparison.measure) for cell in comparison.cells}
-    return {cell: places for cell, places in standings_of.items() if len(places) > 1}
+    return {cell: standings for cell, standings in standings_of.items() if len(standings) > 1}
 
 
 def logarithmic(panels: Iterable[Iterable[float]]) -> bool:
@@ -33,23 +33,23 @@ def logarithmic(panels: Iterable[Iterable[float]]) -> bool:
     return any(max(sizes) > SPAN * min(sizes) for sizes in some if sizes)
 
 
-def of_places(places: Sequence[Standing], measure: Measure, wide: bool) -> Iterator[Row]:
-    """Yield a row for each place, and one for the frontier's end at the right; ``x`` is where its line has a corner.
+def standing_rows(standings: Sequence[Standing], measure: Measure, wide: bool) -> Iterator[Row]:
+    """Yield a row for each standing, and one for the frontier's end at the right; ``x`` is where its line has a corner.
 
     Args:
-        places: Of :func:`~sepal.study.frontier.frontier`.
+        standings: Of :func:`~sepal.study.frontier.frontier`.
         measure: The metric.
-        wide: Whether the axis is logarithmic: then what sends nothing begins left of the least size.
+        wide: Whether the axis is logarithmic: then runs without messages are drawn left of the least size.
     """
-    sizes = [standing.entry.megabytes for standing in places if standing.entry.megabytes > 0] or [1.0]
+    sizes = [standing.entry.megabytes for standing in standings if standing.entry.megabytes > 0] or [1.0]
     left = min(sizes) / MARGIN if wide else 0.0
     last = None
-    for standing in places:
+    for standing in standings:
         size, (low, high) = float(f"{standing.entry.megabytes:.5g}"), standing.entry.bar
         values = {"mean": standing.entry.value.mean, "low": low, "high": high}
         row = {
             "label": standing.entry.label,
-            "kind": "place",
+            "kind": "standing",
             "on": standing.frontier,
             "rival": standing.rival,
             "mb": size,
