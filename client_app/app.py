@@ -179,9 +179,9 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))
     if order.kind is Kind.ADAPT and order.keep and not on_one_machine():
         log.info("%s: %s", node.client, CLOSING)
-    check_split(node, shared.assembly.task.config)
+    check_split(node, shared.assembly.setup.config)
     check_columns(node, shared.assembly.data)
-    check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private_phases)
+    check_noise(node, shared.assembly.setup.config, order, shared.assembly.method.private_phases)
     store = open_store(shared, node, order.run)
     # A query may arrive while the client trains; all other messages are answered one at a time.
     with nullcontext() if order.kind is Kind.QUERY else store.lock():
@@ -189,7 +189,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         host = build_host(shared, node, order.run, store, secret)
         if order.kind is Kind.QUERY and not on_one_machine():
             log.info("%s: %s", node.client, _share(node, shared, host))
-        if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
+        if not on_one_machine() and (node.most_uploads or shared.assembly.setup.config.privacy.noise):
             host = replace(host, spend=open_upload_count(shared, node).spend)
         if node.export:
             from sepal.export.client_model import write_deployed
@@ -205,7 +205,7 @@ def _share(node: Node, shared: Shared, host: ClientHost) -> str:
         return f"{examples} of {node.data}"
     parts = parts_of(shared.assembly, node)
     share = "all" if has_whole(shared.assembly, node) else f"part {node.partition + 1} of {parts}"
-    return f"{examples}, {share} of the data set {shared.assembly.task.config.dataset} on this machine"
+    return f"{examples}, {share} of the data set {shared.assembly.setup.config.dataset} on this machine"
 
 
 app = make_app()

@@ -38,7 +38,7 @@ from sepal.storage.regular import expanded
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.training.augment import augmentation
-from sepal.training.columns import Column, Part, columns
+from sepal.training.columns import Part, StreamColumn, columns
 from sepal.training.devices import be_deterministic, check_precision, choose_device
 from sepal.training.evaluation import Evaluator
 from sepal.training.meeting import Meeting
@@ -78,7 +78,7 @@ class Shared:
     @cached_property
     def data_keys(self) -> str:
         """The keys that a digest of data covers besides the data; they are the same for all clients."""
-        return data_keys(self.assembly.task.config)
+        return data_keys(self.assembly.setup.config)
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
@@ -88,10 +88,10 @@ class Shared:
     @classmethod
     def around(cls, assembly: Assembly, device: str = "") -> Shared:
         """Return the shared parts of an assembled run."""
-        config = assembly.task.config
+        config = assembly.setup.config
         set_threads(config.threads)
         be_deterministic(config.deterministic)
-        digest = digest_arrays(assembly.task.start)
+        digest = digest_arrays(assembly.setup.start)
         chosen = choose_device(device or config.device)
         check_precision(config.precision, chosen)
         return cls(assembly, chosen, digest)
@@ -201,28 +201,28 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     Raises:
         DataError: The client has no data, or its private data does not match the run config.
     """
-    task, device = shared.assembly.task, shared.device
-    capacity = task.config.capacity.draw(task.config.seed, node.client) if node.capacity is None else node.capacity
+    setup, device = shared.assembly.setup, shared.device
+    capacity = setup.config.capacity.draw(setup.config.seed, node.client) if node.capacity is None else node.capacity
     source, clients = data_of(shared.assembly, node), parts_of(shared.assembly, node)
     data = source.client(node.partition, clients, node.client)
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
     if node.client not in shared.digests:
         key = f"{getattr(store, 'secret', '')}|{shared.data_keys}"
-        with generators_seeded(derive_seed(task.config.seed, "data-digest", node.client)):  # reads the user's Datasets
+        with generators_seeded(derive_seed(setup.config.seed, "data-digest", node.client)):  # reads the user's Datasets
             shared.digests[node.client] = data_digest(data, key)
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
     shown = judged = validation
-    if task.config.evaluate.validation_apart:
+    if setup.config.evaluate.validation_apart:
         shown, judged = ((validation[0][first::2], validation[1][first::2]) for first in (0, 1))
-    refuse_streams(task.config, data, node.client)
-    scale = target_scale(task.config, data)
+    refuse_streams(setup.config, data, node.client)
+    scale = target_scale(setup.config, data)
     targets = [_standardized(y, scale) for y in (train[1], shown[1])]
-    balanced = task.config.own.class_weights == "balanced"
+    balanced = setup.config.own.class_weights == "balanced"
     trainer = Trainer(
         info,
-        task.config,
+        setup.config,
         train[0],
         targets[0],
         shown[0],
@@ -231,25 +231,25 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         shared.networks,
         device,
         secret=secret,
-        learning=task.learning,
+        task=setup.task,
         class_weights=class_weights(train[1][:], shared.assembly.info.classes) if balanced else None,
-        augment=augmentation(task.config.augment, train[0][:2]),
+        augment=augmentation(setup.config.augment, train[0][:2]),
         meeting=shared.meeting,
         programs=shared.programs,
     )
-    algorithm = shared.assembly.method.make_client(task, trainer)
+    algorithm = shared.assembly.method.make_client(setup, trainer)
     evaluator = Evaluator(
         test,
         judged,
         lambda: scaled(pooled(shared, source, clients), data.scale, shared.device),
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
-        task.learning,
+        setup.task,
         scale,
         lambda view: trainer.randomness(trainer.round, f"evaluate {view}"),
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
-    machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
+    machine = machine_keys(setup.config) if secret else ""  # without a secret engines must agree on the bits
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
     return ClientHost(
         run,
@@ -260,22 +260,25 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         facts,
         trainer.spent,
         figures,
-        noised=shared.assembly.method.private_phases if secret and task.config.privacy.noise else (),
+        noised=shared.assembly.method.private_phases if secret and setup.config.privacy.noise else (),
         begin=trainer.begin,
         take_up=trainer.take_up,
         local=lambda: trainer.local,
-        tells_divergence=not task.config.privacy.noise,
+        tells_divergence=not setup.config.privacy.noise,
         accuracies=node.accuracies,
         machine=machine,
         data_bytes=sum(
-            column.nbytes for part in (train, validation, test) for column in part if not isinstance(column, Column)
+            column.nbytes
+            for part in (train, validation, test)
+            for column in part
+            if not isinstance(column, StreamColumn)
         ),
     )
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:
     """Return the targets that a client trains on; a Dataset's have no scale."""
-    return targets if scale is None or isinstance(targets, Column) else scale.standardized(targets)
+    return targets if scale is None or isinstance(targets, StreamColumn) else scale.standardized(targets)
 
 
 def machine_keys(config: RunConfig) -> str:
@@ -286,12 +289,12 @@ def machine_keys(config: RunConfig) -> str:
 
 def has_whole(assembly: Assembly, node: Node) -> bool:
     """Return whether a node is one client with all files of its own; data sets that Sepal knows are shared ones."""
-    return node.whole and not node.data and assembly.task.config.dataset in FILES
+    return node.whole and not node.data and assembly.setup.config.dataset in FILES
 
 
 def parts_of(assembly: Assembly, node: Node) -> int:
     """Return into how many parts the data on the node's machine is dealt."""
-    return 1 if has_whole(assembly, node) else assembly.task.config.clients or node.partitions
+    return 1 if has_whole(assembly, node) else assembly.setup.config.clients or node.partitions
 
 
 def data_of(assembly: Assembly, node: Node) -> FederatedData:
@@ -299,9 +302,9 @@ def data_of(assembly: Assembly, node: Node) -> FederatedData:
     if not node.data:
         data = assembly.data
         return data.whole() if has_whole(assembly, node) and isinstance(data, DealtData) else data
-    config = assembly.task.config
-    learning = assembly.task.learning
-    targets = None if learning.classifies else learning.targets
+    config = assembly.setup.config
+    task = assembly.setup.task
+    targets = None if task.classifies else task.targets
     return OwnData(assembly.info, node.data, config.split.validation, config.seed, targets=targets)
 
 
@@ -317,5 +320,5 @@ def open_upload_count(shared: Shared, node: Node) -> UploadCount:
 
 def state_dir(shared: Shared, node: Node) -> Path:
     """Return the directory of a deployed client's states in all runs."""
-    chosen = node.state_dir or shared.assembly.task.config.state_dir
+    chosen = node.state_dir or shared.assembly.setup.config.state_dir
     return expanded("state-dir", chosen) if chosen else private_home() / "state"

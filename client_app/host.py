@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 from flwr.app import RecordDict
 
-from sepal.client_app.state_store import Origin, StateStore, Stored
+from sepal.client_app.state_store import StateStore, Stored, VersionOrigin
 from sepal.errors import DivergedError, ProtocolError, SepalError, StateError
 from sepal.method.algorithms import ClientAlgorithm
 from sepal.protocol.fields import GREATEST
@@ -189,7 +189,7 @@ class ClientHost:
                 reply = replace(reply, state=digest({"state": state, "local": local}) if local else state)
             if answer.data or answer.scalars:
                 self.spend(f"{charge or order.run} {name}")
-            self.store.save(name, Stored(request, after, reply, answer, local), Origin(order, content))
+            self.store.save(name, Stored(request, after, reply, answer, local), VersionOrigin(order, content))
             self.store.prune(order.durable, order.best)
         return reply, answer
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.mods import Mod, refuse_array_mods
-from sepal.client_app.state_store import Origin, Stored, pack, unpack
+from sepal.client_app.state_store import Stored, VersionOrigin, pack, unpack
 from sepal.config import RunConfig
 from sepal.data import ClientData, Examples, OwnData
 from sepal.data.own import checked_data
@@ -162,10 +162,10 @@ class ContextStore:
     def answered(self, round: int, request: str) -> Stored | None:
         """Return None: Flower sends no message twice."""
 
-    def origin(self, version: str) -> Origin | None:
+    def origin(self, version: str) -> VersionOrigin | None:
         """Return None: a state that is lost stays lost."""
 
-    def save(self, version: str, stored: Stored, origin: Origin | None = None) -> None:
+    def save(self, version: str, stored: Stored, origin: VersionOrigin | None = None) -> None:
         """Keep the version and the one it came from; delete all others."""
         newest = {prefix + name for name in (version, self._base) for prefix in (STATE, TEXT)}
         for name in [name for name in self.records if name.startswith((STATE, TEXT)) and name not in newest]:

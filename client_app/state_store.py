@@ -52,7 +52,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Origin:
+class VersionOrigin:
     """The message that led to a version, as received."""
 
     order: Order
@@ -79,11 +79,11 @@ class StateStore(Protocol):
         """Return the version of ``round`` that answered ``request``; None if there is none."""
         ...
 
-    def save(self, version: str, stored: Stored, origin: Origin | None = None) -> None:
+    def save(self, version: str, stored: Stored, origin: VersionOrigin | None = None) -> None:
         """Store the version and the message that led to it; in a durable store, both are synced when this returns."""
         ...
 
-    def origin(self, version: str) -> Origin | None:
+    def origin(self, version: str) -> VersionOrigin | None:
         """Return the message that led to ``version``, to rebuild a damaged state; None if it is not stored."""
         ...
 
@@ -171,7 +171,7 @@ class DiskStateStore:
         """Return the version of ``round`` that answered ``request``; None if there is none."""
         return _answered(self, self._versions(), round, request)
 
-    def save(self, version: str, stored: Stored, origin: Origin | None = None) -> None:
+    def save(self, version: str, stored: Stored, origin: VersionOrigin | None = None) -> None:
         """Store the message that led to the version, then the version."""
         if origin is not None:
             data = np.frombuffer(origin.content.data, np.uint8)
@@ -193,7 +193,7 @@ class DiskStateStore:
         if stored_version != self._of(version):
             raise DamagedError(str(path), f"the file of version {version} of this client", f"that of {stored_version}")
 
-    def origin(self, version: str) -> Origin | None:
+    def origin(self, version: str) -> VersionOrigin | None:
         """Return the message that led to ``version``; None if it is missing or damaged."""
         try:
             arrays, text = read_tensors(self._origin_path(version))
@@ -201,7 +201,7 @@ class DiskStateStore:
             message = restore(_Message, arrays, json.loads(text)["message"])
         except (StateError, ValueError):
             return None
-        return Origin(message.order, Content(message.data.tobytes(), message.scalars))
+        return VersionOrigin(message.order, Content(message.data.tobytes(), message.scalars))
 
     def _origin_path(self, version: str) -> Path:
         return self._directory / f"{version}.origin"

@@ -41,7 +41,7 @@ def pooled(shared: Shared, data: FederatedData, clients: int) -> Pair:
     if data.private:
         return no_examples()
     if shared.pooled is None:
-        count = shared.assembly.task.config.pooled_samples
+        count = shared.assembly.setup.config.pooled_samples
         shared.pooled = tensors(data.pooled_test(clients, count), _device(shared, data))
     return shared.pooled
 
@@ -75,8 +75,8 @@ def shift(
 
 def corrupted(shared: Shared, client: str, test: Examples) -> Pair:
     """Return the client's test part, corrupted; the noise is the same for every method."""
-    settings = shared.assembly.task.config.evaluate
-    rng = derive(shared.assembly.task.config.seed, "corruption", client)
+    settings = shared.assembly.setup.config.evaluate
+    rng = derive(shared.assembly.setup.config.seed, "corruption", client)
     x = corrupt(test.x, shared.assembly.info, settings.corruption, settings.severity, rng)
     return tensors(Examples(x, test.y), shared.device)
 

@@ -34,13 +34,13 @@ def coupling(module: nn.Module) -> Coupling:
     Raises:
         ModelError: The model is not a sequence of layers that this function knows.
     """
-    walk = _Walk(module)
+    walk = _LayerWalk(module)
     for node in walk.nodes:
         walk.step(node)
     return tuple(walk.groups[:-1])
 
 
-class _Walk:
+class _LayerWalk:
     """Follows the value that is passed from layer to layer.
 
     Attributes:

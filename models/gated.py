@@ -19,7 +19,7 @@ from torch import nn
 
 from sepal.errors import ModelError
 from sepal.models.gate import Gate, straight_through, straight_through_one
-from sepal.models.gated_layers import LAYERS, Gated, Mask
+from sepal.models.gated_layers import LAYERS, GatedLayer, Mask
 from sepal.modules import OTHERWISE, described_layer, floating, frozen_names, refuse_tied
 
 Choose = Callable[[npt.NDArray[np.float32]], Mask]
@@ -104,7 +104,7 @@ class GatedModule(nn.Module):
         self.model, self.choose, self.gating, self.paths = model, choose, gating, paths
         self.on, self.ever = np.zeros(starts[-1], bool), np.zeros(starts[-1], bool)
         self._spans = {name: (blocks[name], start) for name, start in zip(blocks, starts, strict=False)}
-        self._layers: list[Gated] = []
+        self._layers: list[GatedLayer] = []
         self._scaled: dict[str, str] = {}
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         layers = [(path, part) for path, part in model.named_modules() if any(True for _ in part.parameters(False))]

@@ -44,7 +44,7 @@ def affine(
     return out.view_as(x)
 
 
-class Gated(nn.Module):
+class GatedLayer(nn.Module):
     """Base of the gated layers, which hold M' during one forward pass.
 
     Attributes:
@@ -74,7 +74,7 @@ class Gated(nn.Module):
         return self.get_parameter(name) * self.gates[:, self.get_buffer(f"{name}_block")]
 
 
-class _GroupNorm(Gated, nn.GroupNorm):
+class _GroupNorm(GatedLayer, nn.GroupNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.vector("weight"), self.vector("bias")
         if len(weight) == 1:
@@ -82,7 +82,7 @@ class _GroupNorm(Gated, nn.GroupNorm):
         return affine(F.group_norm(x, self.num_groups, eps=self.eps), weight, bias)
 
 
-class _Rows(Gated):
+class _GatedRows(GatedLayer):
     """A linear layer or a convolution: R rows of ``columns`` weights.
 
     Attributes:
@@ -151,15 +151,15 @@ class _Rows(Gated):
         return full.index_copy_(1, some, out)
 
 
-class _Conv1d(_Rows, nn.Conv1d):
+class _Conv1d(_GatedRows, nn.Conv1d):
     product = nn.Conv1d._conv_forward
 
 
-class _Conv2d(_Rows, nn.Conv2d):
+class _Conv2d(_GatedRows, nn.Conv2d):
     product = nn.Conv2d._conv_forward
 
 
-class _Linear(_Rows, nn.Linear):
+class _Linear(_GatedRows, nn.Linear):
     product = staticmethod(F.linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -29,22 +29,22 @@ def one_line(text: str, limit: int = 1000) -> str:
     return " ".join(printable(text[:limit]).split())
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return the name in ``known`` that is most similar to ``word``; empty if none is similar.
 
     The last part of a dotted name counts as similar: ``keep`` gives ``fedpse.keep``. So does the beginning of a name:
     ``split.test`` gives ``split.test-fraction``. Capitals do not count.
     """
-    names = {name.lower(): name for name in known}
+    names = {name.lower(): name for name in candidates}
     word, last = word.lower(), word.rpartition(".")[2]
     near = [name for lower, name in names.items() if lower == word or lower.endswith(f".{word}")]
     near += [name for lower, name in names.items() if lower.startswith(word) and len(last) >= FEW]
     return next(iter(near), "") or next((names[low] for low in difflib.get_close_matches(word, names, 1)), "")
 
 
-def suggest(got: str, word: str, known: Iterable[str]) -> str:
+def suggest(got: str, word: str, candidates: Iterable[str]) -> str:
     """Return ``got``, followed by a similar known name if there is one: ``cifar10; did you mean cifar-10?``."""
-    near = nearest(word, known)
+    near = nearest(word, candidates)
     return f"{got}; did you mean {near}?" if near else got
 
 

@@ -54,6 +54,6 @@ def layers(layout: Layout, last: int) -> tuple[Layout, Layout]:
     A layer is a weight and the tensors up to the next weight, such as its bias and norm. Tensors before the first
     weight belong to the first part.
     """
-    weights = [place for place, parameter in enumerate(layout) if parameter.role is Role.WEIGHT]
+    weights = [index for index, parameter in enumerate(layout) if parameter.role is Role.WEIGHT]
     cut = len(layout) if not last else weights[-last] if last < len(weights) else 0
     return layout[:cut], layout[cut:]

@@ -36,7 +36,7 @@ def log_to_stderr() -> None:
     log.setLevel(logging.INFO)
 
 
-class OneLine(logging.Filter):
+class OneLineFilter(logging.Filter):
     """Drops the traceback of Sepal's errors from Flower's log, because their one line says it all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -47,7 +47,7 @@ class OneLine(logging.Filter):
         return True
 
 
-ONE_LINE = OneLine()
+ONE_LINE = OneLineFilter()
 
 
 @app.main()
@@ -56,14 +56,14 @@ def main(grid: Grid, context: Context) -> None:
     log_to_stderr()
     logging.getLogger("flwr").addFilter(ONE_LINE)
     assembly = assemble(context.run_config)
-    directory = RunDirectory(run_path(assembly.task.config, default_base("flower")), assembly, "flower")
+    directory = RunDirectory(run_path(assembly.setup.config, default_base("flower")), assembly, "flower")
     if directory.completed:
         log.info("run %s is complete already: %s", directory.path.name, directory.path)
         return
     for note in assembly.notes:
         log.info("%s", note)
     observers: list[Observer] = [directory, RoundLines(log)]
-    strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
+    strategy = SepalStrategy(assembly.method, assembly.setup, directory.store(), observers, agreed=assembly.agreed)
     if address := os.environ.get(METRICS):
         figures = ServerFigures(strategy.status, json.loads(os.environ.get(CERTIFICATES, "{}")))
         observers.append(figures)

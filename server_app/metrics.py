@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.status import Status
 from sepal.tasks.scoring import ACCURACY, headline, measure_of
@@ -75,7 +75,7 @@ class ServerFigures:
         counted = (status, word) in self._uploads or len(self._uploads) < MOST_REASONS
         return word if counted else OTHER
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Do nothing: the last round was counted."""
 
     def _number(self, now: Status) -> int:

@@ -23,12 +23,12 @@ from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError
 from sepal.layout import statistics
-from sepal.method import Method, Task
+from sepal.method import Method, RunSetup
 from sepal.method.compression import with_compression
 from sepal.names import client_name
 from sepal.strategies import registry, rules
 from sepal.strategies.first_weights import first_weights, part_frozen, torch_seed
-from sepal.tasks import learning_task
+from sepal.tasks import task_of_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,7 @@ class Assembly:
 
     Attributes:
         method: The method's record.
-        task: The arguments of server and client algorithms.
+        setup: The arguments of server and client algorithms.
         data: The run's data.
         make: Builds the model's module.
         agreed: The keys on which server and clients must agree (:mod:`sepal.config.agreement`).
@@ -49,7 +49,7 @@ class Assembly:
     """
 
     method: Method
-    task: Task
+    setup: RunSetup
     data: FederatedData
     make: Callable[[], nn.Module]
     agreed: str
@@ -102,21 +102,21 @@ def assemble(
     rules.check_data(config, data)
     rules.check_method(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, info)
-    learning = learning_task(config, info.input_shape, info.classes)
-    rules.check_task(chosen, config, learning, info)
+    task = task_of_run(config, info.input_shape, info.classes)
+    rules.check_task(chosen, config, task, info)
     shape = info.input_shape, info.classes, info.vocabulary
-    sides: dict[str, Any] = {"output": learning.output, "inputs": info.inputs}
+    sides: dict[str, Any] = {"output": task.output, "inputs": info.inputs}
     if ":" in config.model:  # built-in models draw nothing that NumPy does not draw again
         sides["seed"] = torch_seed(config.seed)
-    given = None if make is None else arrays
+    given_arrays = None if make is None else arrays
     make = make or partial(models.build, config.model, *shape, config.width, **sides)
     if config.trainable or config.lora.rank:
         make = partial(part_frozen, make, config)
-    first = first_weights(config, make, given)
+    first = first_weights(config, make, given_arrays)
     labels_and_schema = (info.class_names, info.schema) if config.dataset in FILES else ()
     agreed = agreed_text(config, hyper, flat, sources or {}, *labels_and_schema)
-    task = Task(
-        first.layout, first.weights, config, hyper, make, info.input_shape, first.user_set, first.frozen, learning
+    setup = RunSetup(
+        first.layout, first.weights, config, hyper, make, info.input_shape, first.user_set, first.frozen, task
     )
     if chosen.starts_from and (
         first.user_set - {part.name for part in statistics(first.layout)} or config.initial_weights
@@ -125,7 +125,7 @@ def assemble(
     notes = (*notes, *info.notes, *colours_last(info), *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     notes = (*owners.notes, *notes, *first.notes)
-    return Assembly(exchanged, task, data, make, agreed, notes, owners.names)
+    return Assembly(exchanged, setup, data, make, agreed, notes, owners.names)
 
 
 def complete(

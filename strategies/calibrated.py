@@ -27,7 +27,7 @@ FINDS = "`sepal tune`, or --set lr=search, searches for yours"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CalibratedRates:
     """One data set of the table.
 
     Attributes:
@@ -91,7 +91,7 @@ def rates(method: str, info: DatasetInfo, model: str, optimizer: str) -> Rates:
     return Rates()
 
 
-def _scale(entry: Entry, info: DatasetInfo) -> tuple[float, str]:
+def _scale(entry: CalibratedRates, info: DatasetInfo) -> tuple[float, str]:
     """Return by what a rate of ``entry`` is multiplied for ``info``, and words about it; 1 where ``entry`` is nearest.
 
     Of the 20 methods that digits and MNIST both list, 19 have a smaller rate on MNIST, by a factor of 2 to 10. On
@@ -108,7 +108,7 @@ def _scale(entry: Entry, info: DatasetInfo) -> tuple[float, str]:
 
 
 @cache
-def table() -> tuple[Entry, ...]:
+def table() -> tuple[CalibratedRates, ...]:
     """Return the entries of ``calibrated.toml``, in its order."""
     entries = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text(encoding="utf-8"))
     return tuple(_entry(name, values) for name, values in entries.items())
@@ -119,17 +119,19 @@ def datasets() -> frozenset[str]:
     return frozenset(entry.dataset for entry in table())
 
 
-def _entry(dataset: str, values: Mapping[str, Any]) -> Entry:
+def _entry(dataset: str, values: Mapping[str, Any]) -> CalibratedRates:
     facts = (values["model"], values["optimizer"], values["kind"], values["size"])
-    return Entry(dataset, *facts, values["rates"])
+    return CalibratedRates(dataset, *facts, values["rates"])
 
 
-def _distance(entry: Entry, info: DatasetInfo) -> tuple[bool, bool, float]:
+def _distance(entry: CalibratedRates, info: DatasetInfo) -> tuple[bool, bool, float]:
     """Return how far an entry is from a data set: by name, then by kind, then by size."""
     return entry.dataset != info.name, entry.kind != info.kind, abs(math.log(entry.size / math.prod(info.input_shape)))
 
 
-def _origin(entry: Entry, name: str, method: str, info: DatasetInfo, model: str, exact: bool, scaled: str) -> str:
+def _origin(
+    entry: CalibratedRates, name: str, method: str, info: DatasetInfo, model: str, exact: bool, scaled: str
+) -> str:
     text = f"calibrated for {name} on {entry.dataset}"
     if exact:
         return text

@@ -158,9 +158,9 @@ def shape_text(shape: Sequence[int]) -> str:
 
 def client_keys(assembly: Assembly) -> dict[str, Any]:
     """Return the keys that clients get, every default replaced, so that none of them has to know one."""
-    task = assembly.task
-    shared = {key: value for key, value in task.config.flat().items() if key in CLIENT_KEYS}
-    return {"method": assembly.method.name, **shared, **flatten(task.hyper, f"{assembly.method.name}.")}
+    setup = assembly.setup
+    shared = {key: value for key, value in setup.config.flat().items() if key in CLIENT_KEYS}
+    return {"method": assembly.method.name, **shared, **flatten(setup.hyper, f"{assembly.method.name}.")}
 
 
 def check_client_keys(method: Method, keys: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ class Registered(Method):
                 self, plain.OwnModel(model, beginning.arrays), {**flat, **beginning.config}, beginning
             )
             return Prepared(
-                assembly.method, assembly.task, plain.client_keys(assembly), (*_unread(user_keys), *assembly.notes)
+                assembly.method, assembly.setup, plain.client_keys(assembly), (*_unread(user_keys), *assembly.notes)
             )
 
         return MethodStrategy(self.name, prepare, fraction_train, fraction_evaluate, min_available_nodes, rounds)
@@ -103,7 +103,7 @@ class Registered(Method):
         method_keys = {f"{self.name}.{kebab(key)}": value for key, value in keys.items()}
         sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(method_keys, keys, strict=True)}
         assembly = assemble({**(run_config or {}), **method_keys}, self, sources)
-        return SepalStrategy(assembly.method, assembly.task, store, observers, agreed=assembly.agreed)
+        return SepalStrategy(assembly.method, assembly.setup, store, observers, agreed=assembly.agreed)
 
 
 def _unread(keys: Sequence[str]) -> tuple[str, ...]:

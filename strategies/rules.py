@@ -17,7 +17,7 @@ from sepal.method import Method, capabilities
 from sepal.method.capabilities import Capability
 from sepal.method.interface import resolve
 from sepal.strategies import registry
-from sepal.tasks import LearningTask
+from sepal.tasks import Task
 
 
 def check_method(method: Method, config: RunConfig) -> None:
@@ -51,25 +51,25 @@ def check_method(method: Method, config: RunConfig) -> None:
             raise ConfigError(key, f"{plain[key] or 'nothing'} with {method.name}, {reason}", now[key])
 
 
-def check_task(method: Method, config: RunConfig, learning: LearningTask, info: DatasetInfo) -> None:
+def check_task(method: Method, config: RunConfig, task: Task, info: DatasetInfo) -> None:
     """Raise if the method needs what the task lacks, or a key does not go with the task or the data.
 
     Raises:
         ConfigError: See above.
     """
-    lacking = [need for need in method.needs_of_task if need not in learning.offers]
+    lacking = [need for need in method.needs_of_task if need not in task.offers]
     if lacking:
-        raise ConfigError("task", f"one with {lacking[0]}, which {method.name} needs", learning.name)
-    simple = learning.targets.shape in ((), (1,)) and not learning.targets.floating
+        raise ConfigError("task", f"one with {lacking[0]}, which {method.name} needs", task.name)
+    simple = task.targets.shape in ((), (1,)) and not task.targets.floating
     if info.labelled and not simple:
         expected = f"classification for {info.name}, whose targets are class numbers (docs/tasks.md)"
-        raise ConfigError("task", expected, learning.name)
-    if not learning.classifies and config.own.class_weights != "none":
-        raise ConfigError("own.class-weights", f"none for the task {learning.name}", config.own.class_weights)
-    if not learning.classifies and config.label_smoothing:
-        expected = f"0 for the task {learning.name}, whose targets are no classes of whole examples"
+        raise ConfigError("task", expected, task.name)
+    if not task.classifies and config.own.class_weights != "none":
+        raise ConfigError("own.class-weights", f"none for the task {task.name}", config.own.class_weights)
+    if not task.classifies and config.label_smoothing:
+        expected = f"0 for the task {task.name}, whose targets are no classes of whole examples"
         raise ConfigError("label-smoothing", expected, config.label_smoothing)
-    if config.augment == "crop-flip" and (info.kind != "image" or learning.name == "segmentation"):
+    if config.augment == "crop-flip" and (info.kind != "image" or task.name == "segmentation"):
         target = (
             "data of kind " + info.kind if info.kind != "image" else "segmentation, whose targets would have to follow"
         )

@@ -174,14 +174,14 @@ MUTANTS = (
         "fedpse adds downloads to W_0",
         "strategies/fedpse/client.py",
         "updated(state.base, download",
-        "updated(self.task.weights, download",
+        "updated(self.setup.weights, download",
         TWO + "fedpse_adds_its_residual_and_its_base_in_the_second_round",
     ),
     Mutant(
         "ditto starts from W_0",
         BASELINES + "ditto.py",
         "self.fit(state.personal, plan",
-        "self.fit(self.task.weights, plan",
+        "self.fit(self.setup.weights, plan",
         TWO + "ditto_goes_on_from_its_personal_model",
     ),
     Mutant(
@@ -195,7 +195,7 @@ MUTANTS = (
         "apfl starts from W_0",
         BASELINES + "apfl.py",
         "personal.load(state.personal)",
-        "personal.load(self.task.weights)",
+        "personal.load(self.setup.weights)",
         APFL,
     ),
     Mutant(
@@ -223,7 +223,7 @@ MUTANTS = (
         "fedper receives W_0's head",
         BASELINES + "fedper.py",
         "{**state.model, **super()",
-        "{**self.task.weights, **super()",
+        "{**self.setup.weights, **super()",
         STAYS,
     ),
     Mutant(
@@ -259,7 +259,7 @@ MUTANTS = (
         "dmpfl trains from W_0 in phase 2b",
         "strategies/dmpfl/client.py",
         "personal = spread(state.personal, mask)",
-        "personal = spread(take(self.task.weights, mask), mask)",
+        "personal = spread(take(self.setup.weights, mask), mask)",
         TWO + "dmpfl_keeps_its_personal_weights_from_phase_1_to_phase_2b",
     ),
     Mutant(

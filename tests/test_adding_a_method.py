@@ -95,8 +95,8 @@ def uploads(**models):
 def test_each_client_gets_its_own_mixture_until_its_next_upload(module):
     """By hand, with sharpness 1: a and b are 2 apart, so d² is 0 and 4, its mean 2, and counts are 1 and e^-2."""
     config = SimpleNamespace(values="fp32", robust_mean="none")
-    task = SimpleNamespace(config=config, layout=LAYOUT, weights={"w": np.zeros(2, np.float32)}, hyper=module.Hyper())
-    server, plan = module.NeighboursServer(task), Plan(2)
+    setup = SimpleNamespace(config=config, layout=LAYOUT, weights={"w": np.zeros(2, np.float32)}, hyper=module.Hyper())
+    server, plan = module.NeighboursServer(setup), Plan(2)
     state, _ = server.aggregate(server.init(), uploads(a=[1, 0], b=[-1, 0]), Plan(1))
 
     def sent(state, name):

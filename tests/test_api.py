@@ -20,7 +20,7 @@ from sepal import user_modules
 from sepal.api.keys import name_of
 from sepal.cli.main import app
 from sepal.errors import ConfigError, ModelError, SepalError
-from sepal.tasks import LearningTask, Metric, Scoring, Targets
+from sepal.tasks import Metric, Scoring, Targets, Task
 
 SMALL = {"clients": 2, "rounds": 1, "partition": {"subsample": 200}, "progress": False}
 
@@ -93,16 +93,16 @@ def test_all_code_of_a_notebook_reaches_workers(tmp_path, compared):
     def load(client):
         return tuple(shares[client])
 
-    class Task:
+    class NearTask:
         def __new__(cls, shape, numbers):
             def close(outputs, targets):
                 return [float(((outputs - targets).abs() < 0.5).sum()), targets.numel()]
 
             metric = Metric("within-half", 2, close, value=lambda sums: sums[0] / sums[1])
             targets, scoring = Targets((numbers,), floating=True), Scoring((metric,), "within-half")
-            return LearningTask("near", targets, (numbers,), functional.l1_loss, scoring, lambda outputs: outputs)
+            return Task("near", targets, (numbers,), functional.l1_loss, scoring, lambda outputs: outputs)
 
-    data = sepal.own(load, shape=(13,), classes=1, task=Task)
+    data = sepal.own(load, shape=(13,), classes=1, task=NearTask)
     keys = {"clients": 2, "rounds": 1, "augment": lambda x, rng: x * 2, "progress": False}
     model = partial(lambda hidden, shape, classes: nn.Linear(shape[0], classes), 3)
     if compared:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 ROOMS = [name for cell in re.findall(r"^\| (`.*?`) \|", TEXT, re.MULTILINE) for name in re.findall(r"`([\w.]+)`", cell)]
+OF_EVERY_METHOD = {"ClientState", "Hyper", "ServerState"}  # each method has its own under these names
 FOLDERS = {"client_app", "models", "server_app", "strategies"}
 
 
@@ -48,3 +51,14 @@ def test_everything_that_a_methods_notes_name_is_there():
             assert file is not None or parts[0] not in ROOMS, where
             for part in rest:
                 assert re.search(rf"\b(def|class) {part}\b|^    {part}: ", file.read_text(), re.MULTILINE), where
+
+
+def test_a_class_name_of_the_product_has_one_meaning():
+    names = Counter[str]()
+    for folder in ("sepal", *FOLDERS):
+        for file in (ROOT / folder).rglob("*.py"):
+            if not any(path.is_symlink() for path in (file, *file.parents)):
+                names.update(
+                    node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
+                )
+    assert {name for name, count in names.items() if count > 1} <= OF_EVERY_METHOD

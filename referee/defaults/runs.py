@@ -65,9 +65,9 @@ class DefaultRun:
         from sepal.config import flatten
         from sepal.strategies.assembly import assemble
 
-        task = assemble(self.config).task
-        method_keys = flatten(task.hyper, f"{task.config.method}.")
-        return {"lr": float(task.config.lr), "clip-gradient": task.config.clip_gradient, **method_keys}
+        setup = assemble(self.config).setup
+        method_keys = flatten(setup.hyper, f"{setup.config.method}.")
+        return {"lr": float(setup.config.lr), "clip-gradient": setup.config.clip_gradient, **method_keys}
 
 
 def run_of(record: RunRecord) -> DefaultRun:

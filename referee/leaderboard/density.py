@@ -18,7 +18,7 @@ from referee.leaderboard.forest import DATA
 from referee.leaderboard.looks import INK, LOOKS, PAPERS
 from referee.leaderboard.measures import HOLDS, BlockResults
 from sepal.report.markdown import table
-from sepal.report.sheets import NONE
+from sepal.report.text_tables import NONE
 
 # Contender → values of its own key that its paper reports
 PUBLISHED = {"fedpse": (0.1,), "dmpfl": (0.5,), "subfedavg": (0.5,), "pfedgate": (0.5, 0.3)}

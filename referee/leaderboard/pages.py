@@ -30,7 +30,7 @@ from referee.leaderboard.runs import RERUNS, read
 from referee.leaderboard.tables import block_tables
 from referee.parts import README, rewritten
 from sepal.report.markdown import table
-from sepal.report.sheets import NONE
+from sepal.report.text_tables import NONE
 from sepal.storage.files import write_atomically
 from sepal.study.record import RunRecord
 from sepal.study.statistics import LEVEL, Interval

@@ -9,7 +9,7 @@ from referee.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, text
 from referee.leaderboard.measures import ALL, HOLDS, BlockResults
 from referee.leaderboard.points import frontier_table, points_of
 from sepal.report.markdown import table
-from sepal.report.sheets import NONE
+from sepal.report.text_tables import NONE
 from sepal.study.statistics import over_seeds
 
 TOLERANCE = 0.01  # of a budget

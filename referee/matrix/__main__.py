@@ -51,7 +51,7 @@ def outcome(kind: ModelKind, method: Mapping[str, Any]) -> str:
 
 def moved(strategy: Any) -> bool:
     """Return whether the server's model is no longer W_0, or what the method starts from."""
-    server = strategy._method.make_server(strategy.task)
+    server = strategy._method.make_server(strategy.setup)
     before, after = server.model(server.init()), server.model(strategy.progress.server)
     return any(not np.array_equal(before[name], after[name]) for name in after)
 

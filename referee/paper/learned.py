@@ -1,7 +1,7 @@
 """Prints as JSON what a method has learned of each client of a run: ``python -m referee.paper.learned KIND RUN``.
 
-KIND is ``masks`` (:func:`sepal.report.learned.masks`), ``clusters`` (:func:`sepal.report.learned.clusters`) or
-``pruning``: for each client of Sub-FedAvg, ``clients``: its course, and ``distances``: those of its candidate masks.
+KIND is ``masks`` (:func:`sepal.report.learned_rows.masks`), ``clusters`` (:func:`sepal.report.learned_rows.clusters`)
+or ``pruning``: for each client of Sub-FedAvg, ``clients``: its course, and ``distances``: those of its candidate masks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sepal.errors import SepalError, one_line
-from sepal.report.learned import clusters, masks
+from sepal.report.learned_rows import clusters, masks
 from sepal.runs.stored_run import Allowed, read_run
 from sepal.strategies.subfedavg.learned import courses, distances
 

@@ -57,8 +57,8 @@ def attacked(method: Method, attack: str, seed: int) -> Method:
     change = ATTACKS[attack]
 
     class Attacking(resolve(method.client)):  # type: ignore[misc]
-        def __init__(self, task: Any, trainer: Any) -> None:
-            super().__init__(task, trainer)
+        def __init__(self, setup: Any, trainer: Any) -> None:
+            super().__init__(setup, trainer)
             self.evil = attack != "no attack" and trainer.client.name in ATTACKERS
             if self.evil and change is None:
                 trainer.y = 9 - trainer.y

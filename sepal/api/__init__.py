@@ -18,17 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.api.keys import Function, Own, code_key, flat_keys, listed, own, settings_keys
+from sepal.api.keys import Function, OwnKeys, code_key, flat_keys, listed, own, settings_keys
 from sepal.api.results import Compared, Run
 
-__all__ = ["Compared", "Own", "Run", "compare", "load", "own", "run"]
+__all__ = ["Compared", "OwnKeys", "Run", "compare", "load", "own", "run"]
 
 log = logging.getLogger("sepal")
 
 
 def run(
     method: str = "",
-    dataset: str | Own = "digits",
+    dataset: str | OwnKeys = "digits",
     model: Function | str = "auto",
     *,
     workers: int = 0,
@@ -85,7 +85,7 @@ def compare(
     methods: Sequence[str],
     *,
     seeds: Iterable[int] = (0,),
-    dataset: str | Own = "digits",
+    dataset: str | OwnKeys = "digits",
     model: Function | str = "auto",
     out: str | Path = "",
     tune: bool = False,

@@ -39,12 +39,12 @@ def code_digest(function: Callable[..., Any]) -> str:
     Raises:
         Exception: Of pickling, if it refers to something that cannot be sent to another process.
     """
-    walk = _Walk()
+    walk = _DigestWalk()
     walk.add(function)
     return walk.digest.hexdigest()
 
 
-class _Walk:
+class _DigestWalk:
     """Feeds a value to a digest, depth first; a second visit of the same object is its number."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ def _atom(value: Any) -> bytes | None:
 
 
 def _alone(value: Any) -> bytes:
-    walk = _Walk()
+    walk = _DigestWalk()
     walk.add(value)
     return walk.digest.digest()
 

@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnKeys:
     """Private data of each client, from a function; see :func:`own`."""
 
     keys: Mapping[str, Any]
@@ -28,7 +28,7 @@ def own(
     classes: int = 0,
     vocabulary: int = 0,
     task: Function | str = "classification",
-) -> Own:
+) -> OwnKeys:
     """Return a data set for :func:`run`: each client's data comes from ``load``.
 
     Args:
@@ -46,7 +46,7 @@ def own(
     text = shape if isinstance(shape, str) else _shape_text(shape)
     keys = {"dataset": "own", "own.data": code_key("data", load), "own.shape": text, "own.classes": classes}
     keys |= {} if task == "classification" else {"task": code_key("task", task)}
-    return Own({**keys, "own.vocabulary": vocabulary})
+    return OwnKeys({**keys, "own.vocabulary": vocabulary})
 
 
 def _shape_text(shape: int | Sequence[int]) -> str:
@@ -89,23 +89,23 @@ def code_key(key: str, value: Function | str) -> str:
     return name_of(value)
 
 
-def flat_keys(method: str, dataset: str | Own, model: Function | str, keys: Mapping[str, Any]) -> dict[str, Any]:
+def flat_keys(method: str, dataset: str | OwnKeys, model: Function | str, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat keys of a run; without ``method`` if it is empty.
 
     Raises:
         ConfigError: An argument is of the wrong type, or stands in the wrong place.
     """
     if not isinstance(method, str):
-        got = "data (sepal.own)" if isinstance(method, Own) else type(method).__name__
+        got = "data (sepal.own)" if isinstance(method, OwnKeys) else type(method).__name__
         raise ConfigError("method", "a method's name, then data and model: sepal.run('fedpse', data, model)", got)
-    if not isinstance(dataset, str | Own):
+    if not isinstance(dataset, str | OwnKeys):
         hint = "; clients' own data are sepal.own(load, shape=…, classes=…)" if callable(dataset) else ""
         got = getattr(dataset, "__name__", type(dataset).__name__)
         raise ConfigError("dataset", f"a data set's name, or sepal.own(…){hint}", got)
     if hasattr(model, "state_dict") and not isinstance(model, type):
         expected = "a function (input shape, classes) that builds a module, so that each client has its own"
         raise ConfigError("model", expected, f"a module, {type(model).__name__}")
-    flat = dict(dataset.keys) if isinstance(dataset, Own) else {"dataset": dataset}
+    flat = dict(dataset.keys) if isinstance(dataset, OwnKeys) else {"dataset": dataset}
     flat |= {"method": method} if method else {}
     if model != "auto":
         flat["model"] = code_key("model", model)

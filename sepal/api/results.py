@@ -128,7 +128,7 @@ class Run:
 
         result = predictions(self._loaded(client, view), data)
         if (table := result.table()) is None:
-            head = "mask" if result.model.learning.name == "segmentation" else "prediction"
+            head = "mask" if result.model.task.name == "segmentation" else "prediction"
             return pd.DataFrame({"example": result.names, head: list(result.predicted)})
         return pd.DataFrame(table[1], columns=table[0])
 
@@ -241,9 +241,9 @@ class Frontier:
                 variants = self.comparison.variants(cell)
                 near = close_to(variants) if variants else None
                 for standing in frontier(entries(variants), self.comparison.measure):
-                    entry, arrived = standing.entry, near and near.reached.get(standing.entry.label)
+                    entry, arrival = standing.entry, near and near.reached.get(standing.entry.label)
                     row = (cell, entry.label, entry.megabytes, entry.value.mean, standing.frontier, standing.rival)
-                    rows.append((*row, arrived.megabytes if arrived else None))
+                    rows.append((*row, arrival.megabytes if arrival else None))
         names = ["setting", "name", "megabytes", self.comparison.measure.name, "frontier", "noise", "megabytes_near"]
         return pd.DataFrame(rows, columns=names)
 

@@ -65,7 +65,7 @@ EXAMPLES = (
 )
 
 
-class OneLine(TyperGroup):
+class OneLineErrors(TyperGroup):
     """Prints Sepal's errors as one line and exits with code 2."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -116,13 +116,13 @@ def restore_help(command: click.Command) -> None:
     hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True) if command.callback else {}
     for argument in command.params:
         if isinstance(argument, TyperArgument) and not argument.help:
-            known = getattr(hints.get(argument.name or ""), "__metadata__", ())
-            argument.help = next((info.help for info in known if isinstance(info, ArgumentInfo)), None)
+            annotations = getattr(hints.get(argument.name or ""), "__metadata__", ())
+            argument.help = next((info.help for info in annotations if isinstance(info, ArgumentInfo)), None)
     command.format_arguments = lambda ctx, formatter: None  # type: ignore[method-assign]  # Typer lists them itself
 
 
 app = typer.Typer(
-    cls=OneLine,
+    cls=OneLineErrors,
     help="Personalized, sparse federated learning on Flower.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -130,8 +130,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(version_asked_for: bool) -> None:
+    if version_asked_for:
         say(f"sepal {__version__}")
         raise typer.Exit
 

@@ -50,34 +50,37 @@ def compare(
         from sepal.study.plans.trials import failure, run_plan
 
     check_mlflow(mlflow)
-    found: PlanFile = read_plan(plan, tune)
-    place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()
+    plan_file: PlanFile = read_plan(plan, tune)
+    directory = (out or Path("runs") / f"{plan.stem}{'-tuned' * plan_file.tune}").absolute()
     displays = partial(PlanDisplay, console(stderr=True))
     try:
-        done = run_plan(found, place, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
+        done = run_plan(plan_file, directory, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
     except KeyboardInterrupt:
         say("sepal: interrupted; the same command runs what is missing", err=True)
         raise typer.Exit(INTERRUPTED) from None
     written = []
     if len(done.failed) < len(done.runs):
-        comparison = read_comparison([str(place)])
+        comparison = read_comparison([str(directory)])
         print_comparison(console(), comparison, everything)
-        written.append(write_csv(list(by_variant(comparison)), place / "comparison.csv"))
-        pages = _write_pages(comparison, place) if report else []
-        written += [write_markdown(comparison, place / "tables.md", pages), *pages]
+        written.append(write_csv(list(by_variant(comparison)), directory / "comparison.csv"))
+        pages = _write_pages(comparison, directory) if report else []
+        written += [write_markdown(comparison, directory / "tables.md", pages), *pages]
     for path in written:
         say(f"written to {path}")
     if mlflow:
-        say(log_runs(mlflow, place.name, [place / run.name for run in done.runs]))
+        say(log_runs(mlflow, directory.name, [directory / run.name for run in done.runs]))
     if bad := done.lost:
         raise failure(str(plan), len(done.runs), bad)
 
 
-def _write_pages(comparison: Comparison, place: Path) -> list[Path]:
+def _write_pages(comparison: Comparison, directory: Path) -> list[Path]:
     from sepal.report.page import write_html, write_picture
 
     try:
-        pages = [write_html([str(place)], place / "report.html"), write_picture(comparison, place / "frontier.svg")]
+        pages = [
+            write_html([str(directory)], directory / "report.html"),
+            write_picture(comparison, directory / "frontier.svg"),
+        ]
         return [page for page in pages if page]
     except ConfigError as error:
         if error.key != "report":
@@ -98,8 +101,8 @@ def tune(
     with starting():
         from sepal.report.console import console
         from sepal.report.progress import PlanDisplay
-        from sepal.report.sheets import NONE, Sheet
-        from sepal.report.tables import print_sheet
+        from sepal.report.tables import print_text_table
+        from sepal.report.text_tables import NONE, TextTable
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
         from sepal.study.plans.trials import failure
@@ -109,25 +112,25 @@ def tune(
     runs = list(search.plan.runs())
     check_keys(plan.name, runs)
     search.check_validation(runs)
-    place = (out or Path("runs") / plan.stem).absolute()
+    directory = (out or Path("runs") / plan.stem).absolute()
     budget = search.plan.hours if hours is None else hours
-    failed = execute(runs, place, PlanDisplay(console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
-    trials = search.judged(place, runs)
-    measure = search.measure(place, runs)
+    failed = execute(runs, directory, PlanDisplay(console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
+    trials = search.judged(directory, runs)
+    measure = search.measure(directory, runs)
     best, rows = choose(trials, measure), []
     for trial in trials:
         words = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
         figure = NONE if trial.validation is None else measure.number(trial.validation)
         mark = "chosen" if trial is best.get(trial.method) else ""
         rows.append([trial.method, words, search.views[trial.method], figure, mark])
-    sheet = Sheet(("method", "settings", "view", "validation", ""), rows)
-    print_sheet(
+    text_table = TextTable(("method", "settings", "view", "validation", ""), rows)
+    print_text_table(
         console(),
-        sheet,
+        text_table,
         f"{measure.name.capitalize()} on validation data{measure.in_unit}, and what is chosen",
         left=True,
     )
-    for path in search.write(place, runs, trials):
+    for path in search.write(directory, runs, trials):
         say(f"written to {path}")
     if failed:
         raise failure(str(plan), len(runs), failed)

@@ -35,9 +35,9 @@ def keys(incomplete: str) -> list[str]:
     from sepal.config import RunConfig
     from sepal.strategies import registry
 
-    own, dot, _ = incomplete.partition(".")
-    if dot and own in registry.names():
-        return _begin((f"{key.name}=" for key in keys_of(registry.get(own).hyper, f"{own}.")), incomplete)
+    method, dot, _ = incomplete.partition(".")
+    if dot and method in registry.names():
+        return _begin((f"{key.name}=" for key in keys_of(registry.get(method).hyper, f"{method}.")), incomplete)
     return _begin((f"{key.name}=" for key in keys_of(RunConfig)), incomplete)
 
 
@@ -50,8 +50,10 @@ def runs(incomplete: str) -> list[str]:
     from sepal.study.runs import is_run, name_of, places_in
 
     places = places_in()
-    inside = [run for place, found in places if not is_run(place) for run in found] if "/" in incomplete else []
-    names = map(name_of, [place for place, _ in places] + inside)
+    inside = (
+        [run for path, folder_runs in places if not is_run(path) for run in folder_runs] if "/" in incomplete else []
+    )
+    names = map(name_of, [path for path, _ in places] + inside)
     return _begin((name for name in names if _PLAIN.match(name) and not name.startswith("-")), incomplete)
 
 

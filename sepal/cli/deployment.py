@@ -50,15 +50,16 @@ def certs(
 
     names = [*map(client_name, range(nodes)), *(node or [])]
     ask, now = ask_passphrase(directory), datetime.now(UTC)
-    made = make_certificates(directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask)
-    place, which = directory.absolute(), "made" if made.ca else "kept"
-    until = f"valid until {made.until:%Y-%m-%d}"
-    say(f"{place}/ca: {which}, {until}; stays here: who has ca.key can pose as the server")
-    until = f"valid until {expiry(place / 'server' / 'server.pem'):%Y-%m-%d}"
-    say(f"{place}/server: {'made' if made.server else 'kept'}, {until}; goes to the server: sepal serve --certs server")
+    certificates = make_certificates(directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask)
+    root, ca_state = directory.absolute(), "made" if certificates.ca else "kept"
+    until = f"valid until {certificates.until:%Y-%m-%d}"
+    say(f"{root}/ca: {ca_state}, {until}; stays here: who has ca.key can pose as the server")
+    until = f"valid until {expiry(root / 'server' / 'server.pem'):%Y-%m-%d}"
+    server_state = "made" if certificates.server else "kept"
+    say(f"{root}/server: {server_state}, {until}; goes to the server: sepal serve --certs server")
     for name in dict.fromkeys(names):
-        what = "made" if name in made.nodes else "kept"
-        say(f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}")
+        node_state = "made" if name in certificates.nodes else "kept"
+        say(f"{root}/nodes/{name}: {node_state}; goes to that client: sepal join ADDRESS --certs {name} --name {name}")
 
 
 def ask_passphrase(directory: Path) -> Callable[[], bytes]:
@@ -66,9 +67,9 @@ def ask_passphrase(directory: Path) -> Callable[[], bytes]:
     new = not (directory / "ca" / "ca.key").exists()
 
     def ask() -> bytes:
-        given = os.environ.get("SEPAL_CA_PASSPHRASE")
+        from_environment = os.environ.get("SEPAL_CA_PASSPHRASE")
         words = "Passphrase of ca/ca.key"
-        return (given or typer.prompt(words, hide_input=True, confirmation_prompt=new, err=True)).encode()
+        return (from_environment or typer.prompt(words, hide_input=True, confirmation_prompt=new, err=True)).encode()
 
     return ask
 
@@ -155,17 +156,18 @@ def submit(
         if time.monotonic() > deadline:
             raise ConfigError("--control", f"a SuperLink on port {control} of this machine", "no answer")
         time.sleep(0.5)
-    place = private_home() / "submit"
-    with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
+    state_directory = private_home() / "submit"
+    with alone(state_directory), Flower(state_directory, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(0, control)
         flower.connect(authority)
-        registry = NodeRegistry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
-        file = place / "run.log"
+        nodes = state_directory / "nodes.json"
+        registry = NodeRegistry(credentials, flower.environment, nodes, tell) if credentials else None
+        file = state_directory / "run.log"
         show = Lines(file, say, verbose)
         for left in reversed(range(attempts)):
             if registry:
                 registry.sync()
-            ended = run_bundle(flower, place, flat, registry, tell, show)
+            ended = run_bundle(flower, state_directory, flat, registry, tell, show)
             if ended.status == COMPLETED:
                 return
             if not left:

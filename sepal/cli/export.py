@@ -43,14 +43,17 @@ def export(
         from sepal.study.runs import find_run, model_of
 
     path = find_run(run)
-    found = model_of(path, client, view, allow or ())
-    file = out or path / f"{found.origin.client}.safetensors"
-    kept = write_model(found, file)
-    say(f"written to {file}{tested(path, found.origin.client, found.view)}")
-    if found.labels == 1:
-        tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
+    client_model = model_of(path, client, view, allow or ())
+    name = client_model.origin.client
+    file = out or path / f"{name}.safetensors"
+    file_model = write_model(client_model, file)
+    say(f"written to {file}{tested(path, name, client_model.view)}")
+    if client_model.labels == 1:
+        tell(f"sepal: {name} has training examples of one class alone: its own model knows no other")
     if onnx:
-        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"), found.origin)
+        write_onnx(
+            file_model.module, torch.from_numpy(client_model.inputs), file.with_suffix(".onnx"), client_model.origin
+        )
         say(f"written to {file.with_suffix('.onnx')}")
 
 
@@ -61,13 +64,14 @@ def check_file(out: Path | None) -> None:
 
 
 def tested(path: Path, client: str, view: str) -> str:
-    """Return which model was exported, and what it had in the closing evaluation; of an unfinished run the former."""
+    """Return which model was exported, and its metric in the closing evaluation if the run has ended."""
     from sepal.runs.stored_run import read_run
 
     stored = read_run(path)
-    last = [each for line in stored.lines if line["phase"] == "closing" for each in line["clients"]]
-    found = next((each[view] for each in last if each["name"] == client and each[view] is not None), None)
-    had = "" if found is None else f", {stored.measure.name} on the client's test data {stored.measure.text(found)}"
+    closing = [figures for line in stored.lines if line["phase"] == "closing" for figures in line["clients"]]
+    values = (figures[view] for figures in closing if figures["name"] == client and figures[view] is not None)
+    value = next(values, None)
+    had = "" if value is None else f", {stored.measure.name} on the client's test data {stored.measure.text(value)}"
     return f": the {view} model{had}"
 
 
@@ -97,20 +101,20 @@ def predict(
     if model.suffix == ".onnx":
         raise ConfigError("model", "the .safetensors file of `sepal export`; ONNX's are for onnxruntime", model.name)
     check_file(out)
-    found = predictions(load(model, allow or ()), data)
-    for note in found.notes:
+    result = predictions(load(model, allow or ()), data)
+    for note in result.notes:
         tell(f"sepal: {one_line(note)}")
-    classes = found.model.origin.task == CLASSIFICATION
-    written = write_predictions(found, out)
+    classes = result.model.origin.task == CLASSIFICATION
+    written = write_predictions(result, out)
     say(f"written to {out}" if out else written, nl=bool(out))
-    if found.truth is not None and classes:
-        right, count = found.right(), len(found.truth)
-        if found.truth.max() < found.outputs.shape[1]:  # a class that the model does not know has no recall
-            others = {name: value for name, value in found.metrics().items() if name not in ("loss", "accuracy")}
+    if result.truth is not None and classes:
+        right, count = result.right(), len(result.truth)
+        if result.truth.max() < result.outputs.shape[1]:  # a class that the model does not know has no recall
+            others = {name: value for name, value in result.metrics().items() if name not in ("loss", "accuracy")}
             say(listed(others), err=True)
         say(f"accuracy {100 * right / count:.1f} %: {right} of {count}", err=True)
-    elif found.truth is not None:
-        say(listed(found.metrics()), err=True)
+    elif result.truth is not None:
+        say(listed(result.metrics()), err=True)
 
 
 def listed(metrics: Mapping[str, float]) -> str:
@@ -118,7 +122,7 @@ def listed(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def write_predictions(found: Predictions, out: Path | None) -> str:
+def write_predictions(result: Predictions, out: Path | None) -> str:
     """Write predictions to ``out``, or return them as CSV without it.
 
     Raises:
@@ -132,14 +136,14 @@ def write_predictions(found: Predictions, out: Path | None) -> str:
 
     if out is not None and out.suffix == ".npz":
         file = io.BytesIO()
-        np.savez_compressed(file, prediction=found.predicted)
+        np.savez_compressed(file, prediction=result.predicted)
         write_atomically(out, file.getvalue())
         return ""
-    table = found.table()
+    table = result.table()
     if table is None:
-        raise ConfigError("--out", "an .npz file for predictions of this shape", f"{found.predicted.shape[1:]}")
+        raise ConfigError("--out", "an .npz file for predictions of this shape", f"{result.predicted.shape[1:]}")
     heads, rows = table
-    form = ".4f" if found.model.origin.task in (CLASSIFICATION, "multilabel") else ".6g"
+    form = ".4f" if result.model.origin.task in (CLASSIFICATION, "multilabel") else ".6g"
     text = csv_text(heads, rows, form)
     if out is not None:
         write_atomically(out, text.encode())

@@ -47,7 +47,9 @@ def list_data(context: typer.Context) -> None:
 
 @data.command()
 def inspect(
-    what: Annotated[str, typer.Argument(help="A file or directory, a data set's name, or OWNER/NAME of the hub.")] = "",
+    source: Annotated[
+        str, typer.Argument(help="A file or directory, a data set's name, or OWNER/NAME of the hub.")
+    ] = "",
     label: Annotated[str | None, typer.Option(help="The column of labels: the key folder.label.")] = None,
     person: Annotated[str | None, typer.Option(help="The column of owners: the key folder.person.")] = None,
     task: Annotated[str | None, typer.Option(help="The key task, such as regression.")] = None,
@@ -72,15 +74,15 @@ def inspect(
         from sepal.strategies import registry
         from sepal.study.run_keys import gather
 
-    given = dict(as_flat(what)) if what else {}
+    source_keys = dict(as_flat(source)) if source else {}
     options = {"folder.label": label, "folder.person": person, "task": task}
-    flat = {**given, **gather(config, sets or [], options, default_base(IN_PROCESS))}
-    found = look(parse(flat, registry.Hypers())[0], "clients" in flat)
-    show(found)
-    if (write or out) and (found.schema or not found.problems):
+    flat = {**source_keys, **gather(config, sets or [], options, default_base(IN_PROCESS))}
+    inspection = look(parse(flat, registry.Hypers())[0], "clients" in flat)
+    show(inspection)
+    if (write or out) and (inspection.schema or not inspection.problems):
         path = out or _beside(flat)
-        write_schema(found, path)
-    if found.problems:
+        write_schema(inspection, path)
+    if inspection.problems:
         raise typer.Exit(PROBLEMS)
 
 
@@ -94,7 +96,7 @@ def _beside(flat: Mapping[str, Any]) -> Path:
     return home_of(data_directory(str(flat["data-dir"]))) / FILE
 
 
-def write_schema(found: Inspection, path: Path) -> None:
+def write_schema(inspection: Inspection, path: Path) -> None:
     """Write the schema, unless nothing is known of it.
 
     Raises:
@@ -103,44 +105,44 @@ def write_schema(found: Inspection, path: Path) -> None:
     from sepal.data.schema import read_schema, written
     from sepal.storage.files import write_atomically
 
-    if found.schema is None:
-        raise ConfigError("--write", "data of which something can be read", "none")
-    if path.exists() and read_schema(path) != found.schema:
+    if inspection.schema is None:
+        raise ConfigError("--write", "data that can be read at least in part", "none")
+    if path.exists() and read_schema(path) != inspection.schema:
         raise ConfigError("--write", f"no other schema in {path} (remove it first)", "one that says something else")
-    write_atomically(path, written(found.schema).encode())
+    write_atomically(path, written(inspection.schema).encode())
     say(f"written to {path}: it names columns, categories and classes; look at it before you give it away")
 
 
-def show(found: Inspection) -> None:
+def show(inspection: Inspection) -> None:
     """Print what was found."""
     from sepal.cli.showing import print_table
 
-    for line in found.lines:
+    for line in inspection.lines:
         say(line)
-    if found.columns:
+    if inspection.columns:
         rows = [
             (one_line(column.name, 60), column.kind, f"{column.missing:,}", one_line(column.shows, 60))
-            for column in found.columns[:COLUMNS]
+            for column in inspection.columns[:COLUMNS]
         ]
         print_table("", ("column", "kind", "missing", "values"), rows)
-        if len(found.columns) > COLUMNS:
-            say(f"and {len(found.columns) - COLUMNS:,} more columns, which --write lists")
-    if found.classes:
-        names = ", ".join(f"{one_line(name, 40)} {count:,}" for name, count in list(found.classes.items())[:SHOWN])
-        more = f" and {len(found.classes) - SHOWN} more" if len(found.classes) > SHOWN else ""
+        if len(inspection.columns) > COLUMNS:
+            say(f"and {len(inspection.columns) - COLUMNS:,} more columns, which --write lists")
+    if inspection.classes:
+        names = ", ".join(f"{one_line(name, 40)} {count:,}" for name, count in list(inspection.classes.items())[:SHOWN])
+        more = f" and {len(inspection.classes) - SHOWN} more" if len(inspection.classes) > SHOWN else ""
         say(f"classes: {names}{more}")
-    if found.labels:
-        for line in picture(found):
+    if inspection.labels:
+        for line in picture(inspection):
             say(line)
-    for hint in found.hints:
+    for hint in inspection.hints:
         say(f"perhaps: {hint}")
-    for problem in found.problems:
+    for problem in inspection.problems:
         say(f"problem: {problem}")
-    count = len(found.problems)
+    count = len(inspection.problems)
     say(f"{count} problem{'s' * (count != 1)}: a run would be refused" if count else "no problem: a run can read this")
 
 
-def picture(found: Inspection) -> list[str]:
+def picture(inspection: Inspection) -> list[str]:
     """Return lines that draw the labels of each client in plain characters.
 
     Of classes, a bar of letters, as long as the client has examples. Of numbers, where its targets lie on the axis of
@@ -148,20 +150,20 @@ def picture(found: Inspection) -> list[str]:
     """
     import numpy as np
 
-    clients = dict(list(found.labels.items())[:SHOWN])
+    clients = dict(list(inspection.labels.items())[:SHOWN])
     widest = max(map(len, clients))
-    rest = [f"and {len(found.labels) - SHOWN} more clients"] if len(found.labels) > SHOWN else []
-    if found.classes:
+    rest = [f"and {len(inspection.labels) - SHOWN} more clients"] if len(inspection.labels) > SHOWN else []
+    if inspection.classes:
         most = max(int(counts.sum()) for counts in clients.values())
-        marks = [LETTERS[n] if n < len(LETTERS) else "#" for n in range(len(found.classes))]
+        marks = [LETTERS[n] if n < len(LETTERS) else "#" for n in range(len(inspection.classes))]
         lines = [
             f"{name:<{widest}} {int(counts.sum()):>7,} {_bar(counts, marks, WIDTH * int(counts.sum()) / max(most, 1))}"
             for name, counts in clients.items()
         ]
-        named = zip(marks, found.classes, strict=True)
+        named = zip(marks, inspection.classes, strict=True)
         legend = ", ".join(f"{mark} {one_line(name, 40)}" for mark, name in list(named)[:SHOWN])
         return ["labels by client (examples of all parts):", *lines, *rest, f"  {legend}"]
-    everything = np.concatenate(list(found.labels.values()))
+    everything = np.concatenate(list(inspection.labels.values()))
     low, high = float(everything.min()), float(everything.max())
     lines = [f"{name:<{widest}} {len(y):>7,} {_range(y, low, high)}" for name, y in clients.items()]
     return [f"targets by client, from {low:g} to {high:g}:", *lines, *rest, "  . all, = the middle half, o the median"]
@@ -184,6 +186,6 @@ def _range(y: Any, low: float, high: float) -> str:
     points = [round((WIDTH - 1) * (float(q) - low) / spread) for q in np.percentile(y, (0, 25, 50, 75, 100))]
     line = [" "] * WIDTH
     for mark, start, end in ((".", 0, 4), ("=", 1, 3), ("o", 2, 2)):
-        for place in range(points[start], points[end] + 1):
-            line[place] = mark
+        for column in range(points[start], points[end] + 1):
+            line[column] = mark
     return "".join(line).rstrip()

@@ -109,7 +109,7 @@ def join(
         from sepal.client_app.build import Node
         from sepal.engines.flower.credentials import NodeCredentials
         from sepal.engines.flower.probe import split
-        from sepal.engines.flower.rejoining import stay
+        from sepal.engines.flower.rejoining import JoinedClient, stay
         from sepal.engines.flower.slots import claimed
         from sepal.storage.home import private_home
         from sepal.storage.regular import expanded
@@ -140,42 +140,43 @@ def join(
         client = Node.of(node_config).client
         host, _ = split(address)
         credentials = NodeCredentials.of(certs, client) if certs else None
-        own = credentials.name if credentials else ""
-        if credentials and own and own != client:  # the server knows the key under this name alone
+        key_name = credentials.name if credentials else ""
+        if credentials and key_name and key_name != client:  # the server knows the key under this name alone
             if texts["name"]:
-                raise ConfigError("--name", f"{own}, the name of the key in {credentials.directory}", client)
-            client = node_config["name"] = own
+                raise ConfigError("--name", f"{key_name}, the name of the key in {credentials.directory}", client)
+            client = node_config["name"] = key_name
         if not credentials:
             check_plain_text(host, insecure)
         if audit != "none":
             file = expanded("--audit", audit) if audit else private_home() / "audit" / f"{client}.jsonl"
             node_config["audit"] = str(file.absolute())
-        show = partial(say, err=True)
         stay(
-            client,
-            node_config,
-            address,
-            credentials,
-            cold,
-            poll,
-            allow_code,
-            tell,
-            tell_command,
-            show,
-            metrics,
-            verbose,
+            JoinedClient(
+                client,
+                node_config,
+                address,
+                credentials,
+                cold=cold,
+                poll=poll,
+                allow_code=allow_code,
+                metrics=metrics,
+                verbose=verbose,
+                tell=tell,
+                tell_command=tell_command,
+                show=partial(say, err=True),
+            )
         )
 
 
 def demands(
     privacy: Privacy, least_noise: float | None, most_uploads: int | None, no_accuracies: bool
 ) -> dict[str, int | float | str | bool]:
-    """Return what the client's operator demands, as keys of the node. A number that is given goes before the word."""
+    """Return the demands of the client's operator as keys of the node. A number wins over ``--privacy strict``."""
     strict = privacy is Privacy.STRICT
     noise = least_noise if least_noise is not None else STRICT_NOISE * strict
     most = most_uploads if most_uploads is not None else STRICT_UPLOADS * strict
-    found = {"least-noise": noise, "most-uploads": most, "no-accuracies": no_accuracies or strict}
-    return {key: value for key, value in found.items() if value}
+    node_keys = {"least-noise": noise, "most-uploads": most, "no-accuracies": no_accuracies or strict}
+    return {key: value for key, value in node_keys.items() if value}
 
 
 def check_importable(target: str) -> None:

@@ -17,7 +17,7 @@ from sepal.report.printing import say
 
 @app.command("ls")
 def list_runs(
-    place: Annotated[
+    directory: Annotated[
         str,
         typer.Argument(
             help="A directory, or a folder's name; by default runs/ here and in $SEPAL_HOME.",
@@ -32,17 +32,17 @@ def list_runs(
         from sepal.storage.regular import expanded
         from sepal.study.runs import find_place, is_run, name_of, naming, places_in, started
 
-    if not place:
-        found = places_in()
+    if not directory:
+        folders = places_in()
     else:
         try:
-            path = find_place(place)
+            path = find_place(directory)
         except SepalError:
-            if not (path := expanded("run", place)).is_dir():
+            if not (path := expanded("run", directory)).is_dir():
                 raise
-        found = [(path, [path])] if is_run(path) else places_in(path)
+        folders = [(path, [path])] if is_run(path) else places_in(path)
     rows = []
-    for path, runs in found:
+    for path, runs in folders:
         when = f"{datetime.fromtimestamp(started(runs[0])):%Y-%m-%d %H:%M}"
         try:
             with naming(path):
@@ -52,7 +52,7 @@ def list_runs(
     if rows:
         print_table("", ("run", "method", "data", "rounds", "state", "started"), rows)
     else:
-        say(f"no runs in {place}" if place else "no runs yet: `sepal run` makes one")
+        say(f"no runs in {directory}" if directory else "no runs yet: `sepal run` makes one")
 
 
 def _row(path: Path) -> tuple[str, str, str, str]:
@@ -73,7 +73,7 @@ def _folder(path: Path, runs: Sequence[Path]) -> tuple[str, str, str, str]:
     kind = "comparison, " if indexed else "tuning, " if is_regular(path / "chosen.toml") else ""
     trials = len({run.name for run in runs} - compared_in(path)) if indexed else 0
     counts = ((len(runs) - trials, "run"), (trials, "trial"))
-    words = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
+    words = " and ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count)
     going = sum(stored_summary(run) is None for run in runs)
     data = str((stored_config(runs[0]) or {}).get("dataset", ""))
     return f"{kind}{words}", data, "", f"{going} unfinished" if going else "complete"

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _working_directory() -> Path:
-    """Return it; end the process if it has been removed, since every command looks for names there."""
+    """Return the working directory; end the process if it has been removed, since all commands look for names there."""
     try:
         return Path.cwd()
     except OSError as reason:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def starting(what: str = "", stays: bool = False) -> Iterator[None]:
-    """Say so on a terminal while a command imports what it needs, which can take seconds; then take it back.
+def starting(purpose: str = "", stays: bool = False) -> Iterator[None]:
+    """Show on a terminal that a command is importing what it needs, which can take seconds; then erase that line.
 
     Args:
-        what: What is prepared.
-        stays: Without a terminal, say it too, in a line that stays: for a command that is to run for days.
+        purpose: What is prepared.
+        stays: Print the line without a terminal too, where it stays: for a command that runs for days.
     """
-    line = f"sepal: preparing {what}" if what else "sepal: starting"
+    line = f"sepal: preparing {purpose}" if purpose else "sepal: starting"
     words, erase = (f"{line} …", "\r\x1b[K") if sys.stderr.isatty() else (f"{line}\n" * stays, "")
     typer.echo(words, nl=False, err=True)
     try:
@@ -36,7 +36,7 @@ def starting(what: str = "", stays: bool = False) -> Iterator[None]:
 
 
 def what_of(flat: Flat) -> str:
-    """Return what a run with these keys is of, before they are checked: ``fedpse on digits``."""
+    """Return a run's method and data set in words, before its keys are checked: ``fedpse on digits``."""
     from sepal.config import RunConfig
 
     method, data = (flat.get(key, RunConfig.model_fields[key].default) for key in ("method", "dataset"))
@@ -47,7 +47,7 @@ def set_log(form: str) -> None:
     """Let all processes that this one starts write their log in ``form``: ``json``, or empty for text.
 
     Raises:
-        ConfigError: It is another one.
+        ConfigError: ``form`` is anything else.
     """
     if form not in ("", "json"):
         raise ConfigError("--log", "json", form)
@@ -80,7 +80,9 @@ def check_plain_text(host: str, allowed: bool) -> None:
         ConfigError: It is not allowed.
     """
     if not (allowed or loopback(host)):
-        expected = f"a directory of `sepal certs` for {host}, or --insecure: anybody on the way reads and changes all"
+        expected = (
+            f"a directory of `sepal certs` for {host}, or --insecure, which lets anybody on the way read and change all"
+        )
         raise ConfigError("--certs", expected, "none")
     tell(
         "sepal: warning: without --certs nothing is encrypted, and anybody who reaches the server can join under any "

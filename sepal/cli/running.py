@@ -88,13 +88,13 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         from sepal.study.run import execute, prepare
 
         logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
-        found = prepare(flat, base, workers)
-    settings, path = found.settings, found.path
+        prepared = prepare(flat, base, workers)
+    settings, path = prepared.settings, prepared.path
     with RoundDisplay(
-        console(stderr=True), f"{settings.method} on {settings.dataset}", found.assembly.notes
+        console(stderr=True), f"{settings.method} on {settings.dataset}", prepared.assembly.notes
     ) as display:
         try:
-            if not execute(found, workers, from_round, [display]):
+            if not execute(prepared, workers, from_round, [display]):
                 say(f"run {path.name} is complete already", err=True)
         except KeyboardInterrupt:
             display.stop()

@@ -80,8 +80,8 @@ def serve(
     with ExitStack() as stack:
         stack.enter_context(certificates_watched(credentials.certificates if credentials else ()))
         stack.enter_context(alone(servers))
-        place = state_of(servers, str(flat.get("name", "")))
-        flower = stack.enter_context(Flower(place, directory=Path.cwd(), tell=tell_command))
+        state_directory = state_of(servers, str(flat.get("name", "")))
+        flower = stack.enter_context(Flower(state_directory, directory=Path.cwd(), tell=tell_command))
         if orphans := flower.take_over(servers / "processes"):
             tell(f"sepal: ended {orphans} processes of a `sepal serve` that was killed")
         for key, address, number in (("--port", host, port), ("--control", "127.0.0.1", control)):
@@ -90,16 +90,16 @@ def serve(
         if not credentials:
             check_plain_text(host, insecure)
         flower.ports = Ports(port, control)
-        clear(place)
+        clear(state_directory)
         flower.start_superlink(host, credentials=credentials)
-        registry = NodeRegistry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
-        if registry:
+        registry = None
+        if credentials:
+            registry = NodeRegistry(credentials, flower.environment, state_directory / "nodes.json", tell)
             registry.sync()
         with_certs = " --certs DIR" if credentials else ""
-        where = "ADDRESS" if host in EVERYWHERE else host
-        tell(f"clients join with: {how_to_join(where, port, flat)}{with_certs}")
-        file = place / "run.log"
-        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
+        tell(f"clients join with: {how_to_join('ADDRESS' if host in EVERYWHERE else host, port, flat)}{with_certs}")
+        file = state_directory / "run.log"
+        ended = run_bundle(flower, state_directory, flat, registry, tell, Lines(file, say, verbose))
     ended.check(file)
 
 
@@ -127,5 +127,5 @@ def how_to_join(host: str, port: int, flat: Mapping[str, Any]) -> str:
     """Return the command of a client: with files or a function of its own, or with a part of a data set of all."""
     dataset = flat.get("dataset")
     parts = f"--partition K --of {flat['clients']}"
-    mine = {"own": "--name NAME --data MODULE:FUNCTION", "folder": OWN_FILES, "hf": OWN_FILES}
-    return f"sepal join {host}:{port} {mine.get(str(dataset), parts)}"
+    by_dataset = {"own": "--name NAME --data MODULE:FUNCTION", "folder": OWN_FILES, "hf": OWN_FILES}
+    return f"sepal join {host}:{port} {by_dataset.get(str(dataset), parts)}"

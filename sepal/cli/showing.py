@@ -48,8 +48,8 @@ def show(
 
     path = find_place(run)
     if not is_run(path):
-        for option, given in {"--beside": beside, "--tensorboard": tensorboard}.items():
-            if given:
+        for option, value in {"--beside": beside, "--tensorboard": tensorboard}.items():
+            if value:
                 raise ConfigError(option, "one run, not a comparison", str(path))
         with naming(path):
             _show_comparison(str(path), csv, everything)
@@ -65,13 +65,13 @@ def show(
             say(f"written to {write_tensorboard(stored, tensorboard)}")
 
 
-def _show_comparison(place: str, csv: Path | None, everything: bool) -> None:
+def _show_comparison(directory: str, csv: Path | None, everything: bool) -> None:
     from sepal.report.console import console
     from sepal.report.files import by_variant, write_csv
     from sepal.report.tables import print_comparison
     from sepal.study.comparison import read_comparison
 
-    comparison = read_comparison([place])
+    comparison = read_comparison([directory])
     print_comparison(console(), comparison, everything)
     if csv:
         say(f"written to {write_csv(list(by_variant(comparison)), csv)}")
@@ -102,8 +102,8 @@ def report(
         from sepal.study.runs import find_place, naming
 
     places = [find_place(run) for run in runs]
-    around = {place.resolve().parent for place in places}
-    both = (around.pop() if len(around) == 1 else Path.cwd()) / "comparison.html"  # a run's own report stays
+    parents = {path.resolve().parent for path in places}
+    both = (parents.pop() if len(parents) == 1 else Path.cwd()) / "comparison.html"  # a run's own report stays
     with naming(places[0]):
         file = out or (both if places[1:] else places[0] / "report.html")
         say(f"written to {write_html(runs, file, Allowed(frozenset(allow or ()), data))}")
@@ -119,12 +119,12 @@ def methods(
         from sepal.strategies import registry
 
         rows = [(name, *registry.description(name)) for name in registry.names()]
-        found = [registry.get(name) for name in registry.names()] if keys or markdown else []  # imports them
+        records = [registry.get(name) for name in registry.names()] if keys or markdown else []  # imports them
     if markdown:
         say(markdown_table())
         return
     print_table("", ("name", "title", "source", "deployed"), rows)
-    for method in found if keys else []:
+    for method in records if keys else []:
         _print_keys(f"Keys of {method.name}", method.hyper, f"{method.name}.")
 
 
@@ -181,8 +181,8 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
     words = bool(TEXT.intersection(head))
     if words and not out.is_terminal:
         out.width = max(out.width, PAGE)
-    for place, column in enumerate(head):
-        short = max((len(row[place]) for row in cells), default=0) <= NAME
+    for index, column in enumerate(head):
+        short = max((len(row[index]) for row in cells), default=0) <= NAME
         most = int(MOST[column] * out.width) if column in MOST else None
         table.add_column(column, no_wrap=short and column in NAMES, overflow="fold", max_width=most)
     for row in cells:
@@ -217,14 +217,14 @@ def watch(
     from sepal.study.runs import find_run, naming
 
     path = find_run(run)
-    seen = 0
+    lines_shown = 0
     with naming(path), RoundDisplay(console(), path.name) as display:
         display.start(0, int(read_run(path).config["rounds"]))
         while True:
             stored = read_run(path)
-            for line in stored.lines[seen:]:
+            for line in stored.lines[lines_shown:]:
                 display.show(line)
-            seen = len(stored.lines)
+            lines_shown = len(stored.lines)
             if stored.summary is not None or not follow:
                 return
             time.sleep(POLL)

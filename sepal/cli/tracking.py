@@ -49,13 +49,13 @@ def log_runs(uri: str, experiment: str, places: Iterable[Path]) -> str:
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a directory was asked for
     try:
         client = MlflowClient(uri)
-        found = client.get_experiment_by_name(experiment)
-        where = found.experiment_id if found else client.create_experiment(experiment)
-        known = {run.data.tags.get(OWN) for run in client.search_runs([where], max_results=50_000)}
-        ended = [path for path in places if stored_summary(path) and str(path.absolute()) not in known]
+        existing = client.get_experiment_by_name(experiment)
+        experiment_id = existing.experiment_id if existing else client.create_experiment(experiment)
+        logged_directories = {run.data.tags.get(OWN) for run in client.search_runs([experiment_id], max_results=50_000)}
+        ended = [path for path in places if stored_summary(path) and str(path.absolute()) not in logged_directories]
         fresh = list(map(read_run, ended))
         for run in fresh:
-            _log(client, where, run)
+            _log(client, experiment_id, run)
     except (MlflowException, OSError, ValueError) as reason:
         raise ConfigError(
             "--mlflow", "a tracking URI that takes runs", f"{uri}: {one_line(str(reason), 200)}"
@@ -63,23 +63,23 @@ def log_runs(uri: str, experiment: str, places: Iterable[Path]) -> str:
     return f"{len(fresh)} runs logged to {uri}, experiment {experiment}"
 
 
-def _log(client: Any, where: str, run: StoredRun) -> None:
+def _log(client: Any, experiment_id: str, run: StoredRun) -> None:
     from mlflow.entities import Metric, Param
 
-    made = client.create_run(where, run_name=run.path.name).info.run_id
+    run_id = client.create_run(experiment_id, run_name=run.path.name).info.run_id
     now = int(1000 * time.time())
     keys = [Param(key, str(value)) for key, value in sorted(run.config.items())]
     for first in range(0, len(keys), TOGETHER):
-        client.log_batch(made, params=keys[first : first + TOGETHER])
+        client.log_batch(run_id, params=keys[first : first + TOGETHER])
     for row in by_round(run):
         figures = [Metric(name, value, now, int(row["round"])) for name, value in row.items() if name != "round"]
-        client.log_batch(made, metrics=figures)
+        client.log_batch(run_id, metrics=figures)
     model = sorted((run.path / "checkpoints").glob("round-*.safetensors"))[-1:]
     for file, folder in chain(((run.path / name, None) for name in FILES), ((path, "model") for path in model)):
         if is_regular(file, run.path):  # a run from elsewhere may have links to private files
-            client.log_artifact(made, str(file), folder)
+            client.log_artifact(run_id, str(file), folder)
     if find_spec("altair"):  # the extra report
         with TemporaryDirectory() as scratch:
-            client.log_artifact(made, str(write_html([str(run.path)], Path(scratch) / "report.html")))
-    client.set_tag(made, OWN, str(run.path.absolute()))  # last: one that was cut off is logged again
-    client.set_terminated(made)
+            client.log_artifact(run_id, str(write_html([str(run.path)], Path(scratch) / "report.html")))
+    client.set_tag(run_id, OWN, str(run.path.absolute()))  # last: one that was cut off is logged again
+    client.set_terminated(run_id)

@@ -19,7 +19,7 @@ AUTO = "auto"
 # Marks with a value.
 FORMER = "former"  # the default in stored runs that lack the key
 NOT_SET = "not-set"  # the word for a key that is not set, where Flower gives each key a value
-OTHER_WORD = "other-word"  # what other libraries call the key, if no likeness leads to it
+OTHER_WORD = "other-word"  # the name of the key in other libraries, where the two names are not similar
 BY_NUMBER = "by-number"  # the values under which no number of examples depends on labels (client_app/guard.py)
 # Types of a method's rates, whose default is made by :func:`auto`.
 PositiveOrAuto: TypeAlias = Annotated[float, Field(gt=0)] | Literal["auto"]
@@ -30,9 +30,9 @@ ShareOrAuto: TypeAlias = Annotated[float, Field(ge=0, le=1)] | Literal["auto"]
 class Mark(StrEnum):
     """A fact about a key, written at its field (:func:`marks`) and nowhere else; lists of keys are derived from it.
 
-    Every key whose value is a text of any content has one of the first four: what that text may lead to. So who reads a
-    config from elsewhere knows what not to follow, also in keys that are new. A group's marks are those of all its
-    keys. tests/sepal/config/test_marks.py has the rules that say which key must have which mark.
+    Every key whose value is free text has one of the first four marks, which says what the text may lead to. So whoever
+    reads a config from elsewhere knows what not to follow, in new keys too. A mark of a group applies to all its keys.
+    tests/sepal/config/test_marks.py has the rules that say which key must have which mark.
     """
 
     CODE = "code"  # package.module:NAME, which is imported
@@ -77,11 +77,11 @@ def auto(otherwise: float, description: str, alias: str | None = None) -> Any:
 def renewed(
     default: Any, former: Any, description: str, alias: str | None = None, facts: Iterable[Mark] = (), **limits: Any
 ) -> Any:
-    """Return the field of a key whose default is not what runs that are stored began with.
+    """Return the field of a key whose default differs from the value with which stored runs began.
 
     Such a run goes on as it began: where its config lacks the key, it means ``former``, and not the default of new runs
-    (:func:`sepal.strategies.registry.as_begun`). So a key that changes what a run does by its default has a ``former``
-    from the day on which it is new.
+    (:func:`sepal.strategies.registry.as_begun`). So a new
+    key whose default changes what a run does has a ``former`` from its first day.
 
     Args:
         default: The value in new runs.
@@ -136,13 +136,13 @@ class Settings(BaseModel):
         value = getattr(self, next(names))
         return value.value(rest) if dot else value
 
-    def largest_message(self, task: Any) -> int:
+    def largest_message(self, setup: Any) -> int:
         """Return the number of entries of the method's largest message; sets the default of ``max-message-bytes``.
 
         Args:
-            task: The run's :class:`sepal.method.interface.Task`.
+            setup: The run's :class:`sepal.method.interface.RunSetup`.
         """
-        return sum(parameter.size for parameter in task.layout)
+        return sum(parameter.size for parameter in setup.layout)
 
 
 def flat_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:

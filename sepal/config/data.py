@@ -166,7 +166,7 @@ class FolderSettings(Settings):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width that images are scaled to; None for as they are."""
+        """Height and width that images are scaled to; None: they stay as they are."""
         sides = [int(side) for side in self.resize.split("x")] if self.resize else []
         return (sides[0], sides[-1]) if sides else None
 
@@ -174,7 +174,7 @@ class FolderSettings(Settings):
 class FolderReading(FolderSettings):
     """The keys ``folder.*``, the run's ``task``, which says what targets look like, and the text of the schema.
 
-    It is no group of keys. ``schema_text`` is :class:`sepal.data.schema.Schema` as JSON; empty without a schema.
+    It is no group of keys. ``schema_text`` is :class:`sepal.data.schema.TableSchema` as JSON; empty without a schema.
     """
 
     task: str = "classification"

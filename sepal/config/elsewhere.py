@@ -24,7 +24,7 @@ def named_code(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def permits(allow: Collection[str], name: str) -> bool:
-    """Return whether ``package.module:NAME`` is allowed, itself or all of its module: importing that is what runs."""
+    """Return whether ``package.module:NAME`` is allowed, by itself or with its whole module, whose import runs code."""
     return name in allow or name.partition(":")[0] in allow
 
 
@@ -53,6 +53,6 @@ def check_code(
 
 
 def without_places(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``flat`` with the keys that lead outside the run at their defaults, which lead nowhere."""
+    """Return ``flat`` with each key that leads outside the run set back to its default, which leads nowhere."""
     plain = RunConfig().flat()
     return {key: plain[key] if key in PLACES else value for key, value in flat.items()}

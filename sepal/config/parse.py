@@ -73,11 +73,11 @@ def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
 
 
 def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:
-    """Return the error of a name that none of ``methods`` has, the likely one first."""
+    """Return the error for a name that is not among ``methods``, with the most similar name if there is one."""
     methods = list(methods)
     if name.endswith(".py"):
         module = name.removesuffix(".py").strip("./").replace("/", ".")
-        return ConfigError("method", f"{module}:NAME, a module and the name in it of what register returns", name)
+        return ConfigError("method", f"{module}:NAME, where NAME is what `register` returned in that module", name)
     if near := nearest(name, methods):
         return ConfigError("method", f"{near}, or another one of `sepal methods`", name)
     return ConfigError("method", f"one of {', '.join(methods)}", name)

@@ -42,7 +42,7 @@ def check_together(config: RunConfig) -> None:
 
 
 def _check_folder(config: RunConfig) -> None:
-    """Raise if keys ``folder.*`` have no effect, or none that is meant."""
+    """Raise if keys ``folder.*`` have no effect, or another one than the user means."""
     if config.folder.missing == "mean" and not config.folder.standardize:
         expected = "refuse with folder.standardize = false: the mean is that of the standardisation"
         raise ConfigError("folder.missing", expected, config.folder.missing)

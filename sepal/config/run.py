@@ -68,7 +68,7 @@ class RunConfig(Settings):
     task: str = Field(
         "classification",
         description="what is learned: classification, multilabel, regression, segmentation, tokens, or "
-        "package.module:Task of your own (docs/tasks.md)",
+        "package.module:NAME of your own (docs/tasks.md)",
         json_schema_extra=marks(Mark.CODE, Mark.DATA, Mark.DIGESTED, Mark.METRIC),
     )
     metric: str = Field(
@@ -123,8 +123,8 @@ class RunConfig(Settings):
         1.0,
         ge=1,
         le=10,
-        description="ask so many times clients-per-round to train, and take the first clients-per-round replies; later "
-        "ones are refused. In process, nobody is late, and it has no effect",
+        description="ask this multiple of clients-per-round to train, and take the first clients-per-round replies; "
+        "later ones are refused. It has no effect in process, where nobody is late",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     novel_clients: float = Field(
@@ -381,7 +381,7 @@ class RunConfig(Settings):
         if task not in TASKS and not (":" in task and all(task.partition(":")[::2])):
             near = nearest(task, TASKS)
             hint = f" (did you mean {near}?)" * bool(near)
-            raise ValueError(f"{', '.join(TASKS)}, or package.module:Task{hint}")
+            raise ValueError(f"{', '.join(TASKS)}, or package.module:NAME{hint}")
         return task
 
     @field_validator("target_unit")

@@ -103,7 +103,7 @@ class DatasetInfo:
         std: Inputs are divided by it afterwards: one value, or one per channel.
         class_names: Name of each class, for people; empty: classes are known by their numbers.
         columns: Names of the inputs that a table's columns become; empty for other data.
-        schema: How a table was read, :meth:`sepal.data.schema.Schema.text`; empty for other data.
+        schema: How a table was read, :meth:`sepal.data.schema.TableSchema.text`; empty for other data.
         table: Whether each client standardises the columns of its rows, with statistics of its own.
         notes: Lines to show when a run starts, such as files that were left out.
         labelled: Whether targets are class numbers, by which examples can be dealt to clients.

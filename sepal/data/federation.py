@@ -123,12 +123,12 @@ class DealtData:
     def left_out(self, clients: int) -> tuple[str, ...]:
         """Return lines that count the examples that are with no client, and the clients that lack a part."""
         from sepal.data.left_out import lines
-        from sepal.data.splitting import Parts
+        from sepal.data.splitting import ClientRows
 
         spec = replace(self.spec, clients=clients)
         rows, ends = _table(spec)
         parts = [np.asarray(rows[start:end]) for start, end in pairwise(ends)]
-        everyone = [Parts(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
+        everyone = [ClientRows(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
         return lines(spec, load(spec.dataset, spec.data_dir, spec.folder), everyone)
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:

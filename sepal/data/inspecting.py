@@ -20,7 +20,7 @@ from sepal.config import FolderReading, FolderSettings, RunConfig
 from sepal.data.federation import DealtData, FederatedData, federated_data
 from sepal.data.locations import data_directory
 from sepal.data.owners import with_owners
-from sepal.data.schema import FILE, Column, Schema, reading, schema_of
+from sepal.data.schema import FILE, Column, TableSchema, reading, schema_of
 from sepal.data.sources import FOLDER
 from sepal.data.sources.folder import MANY, files, roles_of, task_of
 from sepal.data.sources.kinds import as_category, has_leading_zeros
@@ -78,7 +78,7 @@ class Inspection:
     labels: dict[str, NDArray[Any]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    schema: Schema | None = None
+    schema: TableSchema | None = None
 
 
 def inspect(config: RunConfig, clients_set: bool = False) -> Inspection:
@@ -130,7 +130,7 @@ def _look_at_table(inspection: Inspection, config: RunConfig, path: Path, direct
     inspection.columns = list(_column_looks(table, faults))
     classes = table.names if task_of(keys) == CLASSIFICATION else ()
     columns = tuple(proposed) if not schema_of(keys).column else schema_of(keys).column
-    inspection.schema = Schema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
+    inspection.schema = TableSchema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
     if not table.person:
         likely = [name for name in cells if name.lower().removesuffix("_id").removesuffix("id") in OWNERS]
         likely = [name for name in likely if name not in table.label and _repeats(cells[name], config)]
@@ -220,7 +220,7 @@ def _look_at_all(inspection: Inspection, config: RunConfig, clients_set: bool) -
     else:
         return
     info = data.info
-    inspection.schema = inspection.schema or Schema(classes=info.class_names)
+    inspection.schema = inspection.schema or TableSchema(classes=info.class_names)
     try:
         owners = with_owners(config, data, clients_set)
         config = owners.config

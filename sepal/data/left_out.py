@@ -8,12 +8,12 @@ import numpy as np
 
 from sepal.data.examples import Index, Source
 from sepal.data.spec import DataSpec
-from sepal.data.splitting import Parts, has_own_test
+from sepal.data.splitting import ClientRows, has_own_test
 
 PARTS = ("training", "validation", "test")
 
 
-def lines(spec: DataSpec, source: Source, clients: Sequence[Parts]) -> tuple[str, ...]:
+def lines(spec: DataSpec, source: Source, clients: Sequence[ClientRows]) -> tuple[str, ...]:
     """Return a line for the examples that are with no client, and one for the clients that lack a part; none if none.
 
     Args:

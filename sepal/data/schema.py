@@ -71,7 +71,7 @@ class Column(_Part):
         return () if self.kind in ("left-out", "text") else (self.name,)
 
 
-class Schema(_Part):
+class TableSchema(_Part):
     """What ``schema.toml`` says; see :class:`Column`.
 
     Attributes:
@@ -124,16 +124,16 @@ class Schema(_Part):
 
 
 @functools.lru_cache(maxsize=8)
-def parsed(text: str) -> Schema:
-    """Return the schema of :meth:`Schema.text`; an empty one of an empty text."""
-    return Schema.model_validate_json(text) if text else Schema()
+def parsed(text: str) -> TableSchema:
+    """Return the schema of :meth:`TableSchema.text`; an empty one of an empty text."""
+    return TableSchema.model_validate_json(text) if text else TableSchema()
 
 
-def read_schema(path: Path) -> Schema:
+def read_schema(path: Path) -> TableSchema:
     """Return what a ``schema.toml`` says.
 
     Raises:
-        DataError: It cannot be read, or says something else than :class:`Schema` has.
+        DataError: It cannot be read, or says something else than :class:`TableSchema` has.
     """
     expected = "a file that `sepal data inspect --write` made"
     try:
@@ -143,7 +143,7 @@ def read_schema(path: Path) -> Schema:
         if len(content) > MOST_BYTES:
             raise DataError(str(path), f"at most {MOST_BYTES:,} bytes", "more")
         document = parse_toml(content.decode("utf-8-sig"), MOST_BYTES)
-        return Schema.model_validate_json(json.dumps(document, default=str))
+        return TableSchema.model_validate_json(json.dumps(document, default=str))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in fault["loc"])
@@ -152,7 +152,7 @@ def read_schema(path: Path) -> Schema:
         raise DataError(str(path), expected, one_line(str(error), 200)) from None
 
 
-def written(schema: Schema) -> str:
+def written(schema: TableSchema) -> str:
     """Return the text of a ``schema.toml``."""
     plain = schema.model_dump(exclude_defaults=True)
     columns = [
@@ -197,9 +197,9 @@ def reading(keys: FolderSettings, directory: Path) -> FolderReading:
     return plain.model_copy(update={**chosen, "schema_text": schema.text()})
 
 
-def schema_of(keys: FolderSettings) -> Schema:
+def schema_of(keys: FolderSettings) -> TableSchema:
     """Return the schema that the keys have been completed by; an empty one if there is none."""
-    return parsed(keys.schema_text) if isinstance(keys, FolderReading) else Schema()
+    return parsed(keys.schema_text) if isinstance(keys, FolderReading) else TableSchema()
 
 
 def classes_of(keys: FolderSettings) -> tuple[str, ...]:

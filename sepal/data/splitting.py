@@ -23,7 +23,7 @@ from sepal.rng import derive
 FALLBACK_TEST_FRACTION = 0.25
 
 
-class Parts(NamedTuple):
+class ClientRows(NamedTuple):
     """One client's rows, each array sorted int64; the three are disjoint."""
 
     train: Index
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     test: Index
 
 
-def split(spec: DataSpec, source: Source) -> list[Parts]:
+def split(spec: DataSpec, source: Source) -> list[ClientRows]:
     """Return every client's rows.
 
     Raises:
@@ -56,9 +56,9 @@ def split(spec: DataSpec, source: Source) -> list[Parts]:
         raise DataError("partition", "test examples for a client, of two or more examples of its own", "none for any")
     if len(validation_rows):
         validation_parts = _in_proportion(spec, source, rows, validation_rows, whole, "validation-rows")
-        return [Parts(*parts) for parts in zip(dealt, validation_parts, tests, strict=True)]
+        return [ClientRows(*parts) for parts in zip(dealt, validation_parts, tests, strict=True)]
     return [
-        Parts(*_validation(spec, source.labels, train, client), test)
+        ClientRows(*_validation(spec, source.labels, train, client), test)
         for client, (train, test) in enumerate(zip(dealt, tests, strict=True))
     ]
 

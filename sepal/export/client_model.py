@@ -100,7 +100,7 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
     last = read_checkpoint(checkpoints[-1], assembly.method.server_state) if checkpoints else None
     places = [folder for folder in path.glob(f"clients/*/{client}") if is_inside(folder, path)]
     if elsewhere and not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
-        chosen = assembly.task.config.state_dir
+        chosen = assembly.setup.config.state_dir
         places = [(expanded("state-dir", chosen) if chosen else home() / "state") / last.run / client]
     files = [file for folder in places for file in _versions(folder)]
     if not files:
@@ -142,7 +142,7 @@ def client_model(
     """
     assembly = assemble(as_begun(config))
     both = (assembly.client_name, client_name)  # a deployed client has no owner's name
-    numbers = range(assembly.task.config.clients)
+    numbers = range(assembly.setup.config.clients)
     number = next((n for name in both for n in numbers if name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:
@@ -150,7 +150,7 @@ def client_model(
         raise ConfigError("client", expected, f"{client}, whose states are not here")
     if newest.stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
-    node = Node(number, assembly.task.config.clients, name=client)
+    node = Node(number, assembly.setup.config.clients, name=client)
     host = build_host(Shared.around(assembly, device), node, "", newest.store)
     view = view or assembly.method.deployed
     if path not in newest.directory.parents and host.info.data != newest.stored.reply.client.data:
@@ -184,7 +184,7 @@ def extract(
     if predict.combine and predict.combine is not resolve(assembly.method.combination):
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
-    info, keys, source = assembly.info, assembly.task.config, data_of(assembly, node)
+    info, keys, source = assembly.info, assembly.setup.config, data_of(assembly, node)
     parts = parts_of(assembly, node)
     data = source.client(node.partition, parts, node.client)
     scale, raw = target_scale(keys, data), data.train.first(64).x
@@ -268,8 +268,8 @@ def _last_round(last: RunState | None, assembly: Assembly) -> RoundStart | None:
     """
     if last is None or not last.closed:
         return None
-    algorithm = assembly.method.make_server(assembly.task)
-    plan = replace(algorithm.plan(assembly.task.config.rounds + 1), round=last.round)  # also if it ended early
+    algorithm = assembly.method.make_server(assembly.setup)
+    plan = replace(algorithm.plan(assembly.setup.config.rounds + 1), round=last.round)  # also if it ended early
     return RoundStart(algorithm, last, plan, closing=True)
 
 

@@ -34,7 +34,7 @@ from sepal.method.interface import resolve
 from sepal.modules import bring_back, floating, frozen_tensors, set_frozen, tied_names
 from sepal.storage.regular import check_regular
 from sepal.strategies import registry
-from sepal.tasks import LearningTask
+from sepal.tasks import Task
 from sepal.tasks.builtin import TASKS
 from sepal.tasks.inputs import several
 from sepal.tasks.learning import CLASSIFICATION
@@ -80,8 +80,8 @@ class Origin:
         target_mean: Of each number that a regression predicts, where the client's targets were standardised: the mean
             over its training part, which the module adds last.
         target_spread: The standard deviation of each there, by which the module multiplies before.
-        schema: How a table becomes the module's inputs, :meth:`sepal.data.schema.Schema.text`; empty where each of its
-            columns is one, and labels are in the column ``label``.
+        schema: How a table becomes the module's inputs, :meth:`sepal.data.schema.TableSchema.text`; empty where each of
+            its columns is one, and labels are in the column ``label``.
     """
 
     model: str
@@ -112,7 +112,7 @@ class Origin:
     schema: str = ""
 
 
-def learning_of(origin: Origin) -> LearningTask:
+def task_of_origin(origin: Origin) -> Task:
     """Return the task that a model has learned.
 
     Raises:
@@ -127,13 +127,13 @@ class Loaded:
 
     Of a table that it standardises, inputs are float64 rows as in the file.
 
-    Its attribute ``learning`` is the task: ``learning.predict`` maps outputs to predictions.
+    Its attribute ``task`` is the task: ``task.predict`` maps outputs to predictions.
 
     Images are as in training (:meth:`prepare`), rows of a table as in their file.
     """
 
     def __init__(self, origin: Origin, module: nn.Module) -> None:
-        self.origin, self.module, self.learning = origin, module.eval(), learning_of(origin)
+        self.origin, self.module, self.task = origin, module.eval(), task_of_origin(origin)
 
     def __call__(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return the logits of a batch."""
@@ -206,7 +206,7 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         sides = loaded(np.zeros((1, *origin.shape), np.float32)).shape
     except (RuntimeError, TypeError) as reason:  # torch's, of shapes and types
         raise ModelError("model", f"tensors and numbers that fit {origin.model}", one_line(str(reason), 200)) from None
-    if sides != (1, *loaded.learning.output):
+    if sides != (1, *loaded.task.output):
         raise ModelError("model", f"a number for each of {origin.classes} classes", sides[1:])
     return loaded
 
@@ -251,14 +251,14 @@ def _check_size(origin: Origin) -> None:
     It is built and tried without memory for its weights and for what its layers give.
     """
     room = psutil.virtual_memory().available // 2
-    with torch.device("meta"), torch.no_grad(), _Made() as made:
+    with torch.device("meta"), torch.no_grad(), _Made() as counter:
         module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary, output=_output(origin))
         weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-        made.bytes = 0
+        counter.bytes = 0
         module.eval()(torch.zeros((1, *origin.shape), dtype=torch.int64 if origin.vocabulary else torch.float32))
-    for size, what in ((weights, origin.model), (made.bytes, f"an example of shape {origin.shape}")):
+    for size, subject in ((weights, origin.model), (counter.bytes, f"an example of shape {origin.shape}")):
         if size > room:
-            raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{what} of {size / 2**30:.3g} GiB")
+            raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{subject} of {size / 2**30:.3g} GiB")
 
 
 class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -274,16 +274,16 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation."""
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self.bytes += tensor.numel() * tensor.element_size()
-        return found
+        return result
 
 
 def _output(origin: Origin) -> tuple[int, ...]:
     """Return the shape of the outputs for one example; nothing for logits."""
-    return () if origin.task == CLASSIFICATION else learning_of(origin).output
+    return () if origin.task == CLASSIFICATION else task_of_origin(origin).output
 
 
 def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:

@@ -35,14 +35,14 @@ class Predictions:
     @property
     def predicted(self) -> npt.NDArray[Any]:
         """Predictions (n, …), as the task makes them of the outputs."""
-        return self.model.learning.predict(torch.from_numpy(self.outputs)).numpy()
+        return self.model.task.predict(torch.from_numpy(self.outputs)).numpy()
 
     def table(self) -> tuple[list[str], list[list[Any]]] | None:
         """Return heads and a row for each example; None where a prediction is more than a row of numbers.
 
         Of classes: ``example, label, name, probability``. Of other tasks: probabilities of labels, numbers, or tokens.
         """
-        origin, learning = self.model.origin, self.model.learning
+        origin, task = self.model.origin, self.model.task
         if origin.task == CLASSIFICATION:
             shifted = np.exp(self.outputs - self.outputs.max(1, keepdims=True))
             chances, labels = shifted / shifted.sum(1, keepdims=True), self.outputs.argmax(1)
@@ -55,11 +55,11 @@ class Predictions:
             return None
         cells = predicted.reshape(len(predicted), -1)
         heads = list(origin.class_names) or [str(number) for number in range(cells.shape[1])]
-        if learning.name == "multilabel":
+        if task.name == "multilabel":
             cells, heads = np.round(1 / (1 + np.exp(-self.outputs)), 4), [f"{head} probability" for head in heads]
-        if learning.name == "regression" and cells.shape[1] == 1:
+        if task.name == "regression" and cells.shape[1] == 1:
             heads = ["prediction"]
-        if learning.name == "tokens":
+        if task.name == "tokens":
             heads, cells = ["tokens"], np.array([[" ".join(map(str, row))] for row in cells])
         return ["example", *heads], [[name, *row] for name, row in zip(self.names, cells.tolist(), strict=True)]
 
@@ -69,9 +69,9 @@ class Predictions:
 
     def metrics(self) -> dict[str, float]:
         """Return the task's metrics over all examples, shares as fractions."""
-        learning = self.model.learning
-        targets = torch.from_numpy(learning.targets.checked("data y", np.asarray(self.truth), len(self.outputs)))
-        return dict(learning.scoring.values(learning.sums(torch.from_numpy(self.outputs), targets)))
+        task = self.model.task
+        targets = torch.from_numpy(task.targets.checked("data y", np.asarray(self.truth), len(self.outputs)))
+        return dict(task.scoring.values(task.sums(torch.from_numpy(self.outputs), targets)))
 
 
 def predictions(model: Loaded, data: Any) -> Predictions:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.data.examples import PIXELS, scaled
-from sepal.data.schema import Column, Schema, parsed
-from sepal.data.sources.images import Look
+from sepal.data.schema import Column, TableSchema, parsed
+from sepal.data.sources.images import ImageFormat
 from sepal.data.sources.inputs import Inputs, numbered, read_inputs
 from sepal.data.sources.kinds import encoded
 from sepal.data.sources.pictures import read_pictures
@@ -37,13 +37,13 @@ def read(origin: Origin, data: Any) -> Inputs:
     size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
     colour = origin.shape[0] in (1, 3) and (origin.channels or len(origin.mean) == 3)  # a built-in colour data set
     channels: Any = origin.shape[0] if colour else "auto"
-    look = Look(size, channels)
+    image_format = ImageFormat(size, channels)
     if isinstance(data, str | Path):
         other_task = origin.task != CLASSIFICATION
         return read_inputs(
-            Path(data), origin.class_names, origin.shape, look, schema_of(origin), other_task, origin.fill
+            Path(data), origin.class_names, origin.shape, image_format, schema_of(origin), other_task, origin.fill
         )
-    inputs = read_pictures(data, origin.shape, look)
+    inputs = read_pictures(data, origin.shape, image_format)
     if inputs is None:
         x = _array(origin, data)
         inputs = Inputs(numbered(x), x, None)
@@ -74,11 +74,11 @@ def prepared(origin: Origin, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.array(x, np.float64) if origin.offset else as_float32("data", x)
 
 
-def schema_of(origin: Origin) -> Schema:
+def schema_of(origin: Origin) -> TableSchema:
     """Return how the model takes a table: by its schema, or else each of its columns as a number."""
     if origin.schema:
         return parsed(origin.schema)
-    return Schema(column=tuple(Column(name=name, kind="number") for name in origin.columns))
+    return TableSchema(column=tuple(Column(name=name, kind="number") for name in origin.columns))
 
 
 def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sepal.method.client_base import ClientBase as ClientBase
     from sepal.method.interface import Compression as Compression
     from sepal.method.interface import Method as Method
-    from sepal.method.interface import Task as Task
+    from sepal.method.interface import RunSetup as RunSetup
     from sepal.method.means import sparse_mean as sparse_mean
     from sepal.method.means import weighted_mean as weighted_mean
     from sepal.method.server_base import ServerBase as ServerBase
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "sepal.method.client_base": ("ClientBase",),
-    "sepal.method.interface": ("Compression", "Method", "Task"),
+    "sepal.method.interface": ("Compression", "Method", "RunSetup"),
     "sepal.method.means": ("sparse_mean", "weighted_mean"),
     "sepal.method.server_base": ("ServerBase",),
     "sepal.method.tensors": ("dense", "dense_schema"),

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.layout import Layout
-from sepal.method.interface import Task
+from sepal.method.interface import RunSetup
 from sepal.method.tensors import dense, dense_schema
 from sepal.protocol.types import Payload, Plan, Predictor, Schema, Weights
 from sepal.training.hooks import Hooks
@@ -35,7 +35,7 @@ class ClientBase(Generic[C]):
             download for all: ``compress.*`` applies if the server's class claims it, too.
         combination: ``"module:function"`` by which a predictor of several networks combines their logits
             (:class:`sepal.training.network.NetworkPredictor`), so that an exported model can.
-        task: Layout, initial weights W_0 and configuration.
+        setup: Layout, initial weights W_0 and configuration.
         trainer: The client's data and the training loop.
         hyper: The method's own keys.
         layout: The model's tensors.
@@ -47,15 +47,15 @@ class ClientBase(Generic[C]):
     dense_exchange: ClassVar[bool] = False
     combination: ClassVar[str] = ""
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        self.task, self.trainer, self.layout = task, trainer, task.layout
-        self.hyper: Any = task.hyper
-        self.coding = ValueCoding(task.config.values)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        self.setup, self.trainer, self.layout = setup, trainer, setup.layout
+        self.hyper: Any = setup.hyper
+        self.coding = ValueCoding(setup.config.values)
 
     @property
     def clips_uploads(self) -> bool:
         """Whether uploads are clipped, and noised where ``privacy.noise`` is set."""
-        return self.task.config.privacy.clip > 0
+        return self.setup.config.privacy.clip > 0
 
     def shared(self) -> Layout:
         """Return the tensors that are exchanged; by default all of them."""
@@ -72,7 +72,7 @@ class ClientBase(Generic[C]):
     def received_weights(self, state: C, download: Payload, plan: Plan) -> Weights:
         """Return the downloaded model before any local step; empty if there is none."""
         if not download.tensors:
-            return {p.name: self.task.weights[p.name] for p in self.shared()}
+            return {p.name: self.setup.weights[p.name] for p in self.shared()}
         return {name: tensor.dense() for name, tensor in download.tensors.items()}
 
     def personal_weights(self, state: C) -> Weights:

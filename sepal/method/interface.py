@@ -25,7 +25,7 @@ from sepal.layout import Layout
 from sepal.method import capabilities
 from sepal.method.learned import Reader
 from sepal.tasks.builtin import BY_CLASS
-from sepal.tasks.learning import LearningTask
+from sepal.tasks.learning import Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,7 @@ def _no_module() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Task:
+class RunSetup:
     """The arguments from which a method's server and client algorithms are built.
 
     Server and clients of a process share W_0 and the frozen tensors. So these arrays are read-only: NumPy stops who
@@ -55,7 +55,7 @@ class Task:
         input_shape: Shape of one example.
         user_set: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
         frozen: Tensors that the user's model freezes, by name. They are in neither layout nor weights.
-        learning: Targets, loss and metrics: what the run key ``task`` names.
+        task: Targets, loss and metrics: what the run key ``task`` names.
     """
 
     layout: Layout
@@ -66,7 +66,7 @@ class Task:
     input_shape: tuple[int, ...] = ()
     user_set: frozenset[str] = frozenset()
     frozen: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    learning: LearningTask = BY_CLASS
+    task: Task = BY_CLASS
 
     def __post_init__(self) -> None:
         for array in self.start.values():
@@ -97,8 +97,8 @@ class Compression:
     cache: int = 20
 
 
-ServerFactory: TypeAlias = Callable[[Task], "ServerAlgorithm[Any]"]
-ClientFactory: TypeAlias = Callable[[Task, Any], "ClientAlgorithm[Any]"]
+ServerFactory: TypeAlias = Callable[[RunSetup], "ServerAlgorithm[Any]"]
+ClientFactory: TypeAlias = Callable[[RunSetup, Any], "ClientAlgorithm[Any]"]
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Method:
 
     @property
     def needs_of_task(self) -> tuple[str, ...]:
-        """What it needs of a task besides its loss (:attr:`sepal.tasks.LearningTask.offers`); others are refused."""
+        """What it needs of a task besides its loss (:attr:`sepal.tasks.Task.offers`); others are refused."""
         return tuple(getattr(resolve(self.client), capabilities.NEEDS_OF_TASK, ()))
 
     @property
@@ -197,15 +197,15 @@ class Method:
         """Type of the client algorithm's state: the return annotation of its ``init``."""
         return _returned(resolve(self.client).init)
 
-    def make_server(self, task: Task) -> ServerAlgorithm[Any]:
-        """Return the server algorithm for ``task``."""
+    def make_server(self, setup: RunSetup) -> ServerAlgorithm[Any]:
+        """Return the server algorithm for ``setup``."""
         factory: ServerFactory = resolve(self.server)
-        return factory(task)
+        return factory(setup)
 
-    def make_client(self, task: Task, trainer: Any) -> ClientAlgorithm[Any]:
-        """Return the client algorithm for ``task``, over its own data."""
+    def make_client(self, setup: RunSetup, trainer: Any) -> ClientAlgorithm[Any]:
+        """Return the client algorithm for ``setup``, over its own data."""
         factory: ClientFactory = resolve(self.client)
-        return factory(task, trainer)
+        return factory(setup, trainer)
 
 
 def _returned(function: Callable[..., Any]) -> type:

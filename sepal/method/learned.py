@@ -20,7 +20,7 @@ from sepal.layout import Layout
 from sepal.masks.packed import Masks
 
 if TYPE_CHECKING:
-    from sepal.method.interface import Task
+    from sepal.method.interface import RunSetup
 
 Matrix = npt.NDArray[np.float64]
 
@@ -45,13 +45,13 @@ class EndedRun:
     """A run as a reader sees it.
 
     Attributes:
-        task: From which the method's algorithms are built.
+        setup: From which the method's algorithms are built.
         server: The server's state in the newest checkpoint.
         states: Yields name and newest state of the clients whose states are here, sorted by name.
         algorithm: Builds the algorithm of a client that was yielded, over its data.
     """
 
-    task: Task
+    setup: RunSetup
     server: Any
     states: Callable[[], Iterator[tuple[str, Any]]]
     algorithm: Callable[[str], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sepal.layout import Layout
-from sepal.method.interface import Task
+from sepal.method.interface import RunSetup
 from sepal.method.tensors import dense, dense_schema
 from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Upload, Uploads, Weights
 from sepal.wire.tensors import ValueCoding
@@ -21,7 +21,7 @@ class ServerBase(Generic[S]):
     What it can do beyond, its class claims (:mod:`sepal.method.capabilities`): the last three attributes.
 
     Attributes:
-        task: Layout, initial weights W_0 and configuration.
+        setup: Layout, initial weights W_0 and configuration.
         hyper: The method's own keys.
         layout: The model's tensors.
         coding: How values are encoded.
@@ -36,11 +36,11 @@ class ServerBase(Generic[S]):
     dense_exchange: ClassVar[bool] = False
     uses_capacity: ClassVar[bool] = False
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.layout = task, task.layout
-        self.hyper: Any = task.hyper
-        self.coding = ValueCoding(task.config.values)
-        self.robust = task.config.robust_mean
+    def __init__(self, setup: RunSetup) -> None:
+        self.setup, self.layout = setup, setup.layout
+        self.hyper: Any = setup.hyper
+        self.coding = ValueCoding(setup.config.values)
+        self.robust = setup.config.robust_mean
 
     def shared(self) -> Layout:
         """Return the tensors that are exchanged; by default all of them."""
@@ -74,7 +74,7 @@ class ServerBase(Generic[S]):
         differences, under names that its download has too, returns nothing.
         """
         sent = {name: tensor.dense() for name, tensor in download.tensors.items() if tensor.values is not None}
-        return sent or self.task.weights
+        return sent or self.setup.weights
 
     def aggregate(self, state: S, uploads: Uploads, plan: Plan) -> tuple[S, Metrics]:
         """Return the state after the round, and figures for metrics.jsonl."""

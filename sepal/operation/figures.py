@@ -50,7 +50,7 @@ def place_of(text: str, key: str) -> tuple[str, int]:
 
 
 def serve(
-    place: str,
+    address: str,
     collector: Collector,
     well: Callable[[], str] = str,
     key: str = METRICS,
@@ -61,7 +61,7 @@ def serve(
     ``/healthz`` asks whether the process has to be started again, ``/readyz`` whether its work goes on.
 
     Args:
-        place: ``[HOST:]PORT``.
+        address: ``[HOST:]PORT``.
         collector: Gives the figures.
         well: Returns what is wrong; empty if nothing is. ``/healthz`` then answers 200, otherwise 503.
         key: What asked for it, for errors.
@@ -82,7 +82,7 @@ def serve(
 
     checks = {"/healthz": well, "/readyz": ready or well}
 
-    class Figures(Page):
+    class FiguresPage(Page):
         def answer(self) -> None:
             trouble = checks[self.path]() if self.path in checks else ""
             pages = {"/metrics": lambda: generate_latest(registry)} | dict.fromkeys(checks, (trouble or "ok").encode)
@@ -93,9 +93,9 @@ def serve(
             self.wfile.write(page() if page else b"/metrics, /healthz or /readyz")
 
     try:
-        server = Listener(place_of(place, key), Figures)
+        server = Listener(place_of(address, key), FiguresPage)
     except OSError as reason:
-        raise ConfigError(key, "a port of this machine that is free", f"{place}: {reason.strerror}") from None
+        raise ConfigError(key, "a port of this machine that is free", f"{address}: {reason.strerror}") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 

@@ -209,7 +209,7 @@ class Reply:
     sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=SPARING)
 
     @property
-    def found(self) -> Mapping[str, Any]:
+    def figures(self) -> Mapping[str, Any]:
         """Metrics and sums by name."""
         return {**self.metrics, **self.sums}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sepal.report.convergence import marked
-from sepal.report.sheets import NONE, Sheet
 from sepal.report.sizes import size
+from sepal.report.text_tables import NONE, TextTable
 from sepal.study.comparison import Comparison
 from sepal.study.results import DIRECTIONS, Variant
 
@@ -17,12 +17,12 @@ class Answer(NamedTuple):
     """A table of a cell, the best run first, and which of its differences are clear.
 
     Attributes:
-        sheet: Its last column is the difference to the best.
+        text_table: Its last column is the difference to the best.
         clear: By row: whether the interval of the difference is over seeds and excludes 0.
         reading: How to read the table, in a sentence or two.
     """
 
-    sheet: Sheet
+    text_table: TextTable
     clear: list[bool]
     reading: str
 
@@ -36,8 +36,8 @@ def answer(comparison: Comparison, cell: str) -> Answer:
     for variant in ranked:
         mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
         between = variant.difference_by_seed if over == "seeds" else variant.difference
-        found = between(best, "deployed") if variant is not best else None
-        behind = found.shown(measure, "+") if found else NONE
+        difference = between(best, "deployed") if variant is not best else None
+        behind = difference.shown(measure, "+") if difference else NONE
         sent = size(sum(map(variant.megabytes, DIRECTIONS)))
         rows.append(
             [
@@ -48,10 +48,10 @@ def answer(comparison: Comparison, cell: str) -> Answer:
                 BEST if variant is best and mean and len(ranked) > 1 else behind,
             ]
         )
-        certain = over == "seeds" and found is not None and found.spread is not None
-        clear.append(bool(certain and found and found.spread is not None and abs(found.mean) > found.spread))
+        spread = difference.spread if difference and over == "seeds" else None
+        clear.append(difference is not None and spread is not None and abs(difference.mean) > spread)
     heads = (measure.axis, "deployed", "worst\n10 %", "MB", f"difference to\n{best.label}")
-    return Answer(Sheet(heads, rows), clear, _reading(over, ranked))
+    return Answer(TextTable(heads, rows), clear, _reading(over, ranked))
 
 
 def _rank(variant: Variant, sign: float) -> float:
@@ -61,9 +61,9 @@ def _rank(variant: Variant, sign: float) -> float:
 
 def _reading(over: str, ranked: list[Variant]) -> str:
     words = f"{ranked[0].measure.axis}, on test data, of the models that a user of a client predicts with"
-    words += ", ± one standard deviation over seeds." if any(len(each.results) > 1 for each in ranked) else "."
+    words += ", ± one standard deviation over seeds." if any(len(variant.results) > 1 for variant in ranked) else "."
     words += " MB: payloads of training, up and down, all clients."
     if len(ranked) > 1:
         words += f" In brackets: the 95 % interval over {over}"
-        words += "; bold where it excludes 0." if over == "seeds" else ": a guide, no test."
+        words += "; bold where it excludes 0." if over == "seeds" else ", which is a guide and no test."
     return words[0].upper() + words[1:]

@@ -8,30 +8,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.report.sheets import NONE, Sheet
+from sepal.report.text_tables import NONE, TextTable
 from sepal.runs.about import labels_of
 from sepal.study.results import Variant
 
 TITLE = "By class, deployed models, over all clients' test examples together and all seeds"
 READING = (
-    "Recall: the share of a class's examples that was found. Precision: of those taken for it, the share that was "
-    "right. F1: their harmonic mean."
+    "Recall: the share of a class's examples that are predicted as the class. Precision: the share of the examples "
+    "predicted as the class that belong to it. F1: their harmonic mean."
 )
 COUNTS = ("tp", "fp", "fn")  # true positives, false positives, false negatives
 
 
-def class_sheet(variants: Sequence[Variant]) -> Sheet | None:
+def class_table(variants: Sequence[Variant]) -> TextTable | None:
     """Return a row for each class: its test examples (of a segmentation its pixels), recall, precision and F1 in %.
 
     Of several variants each has its recall and its F1. None where no variant has counts by class of all its runs.
     """
-    found = [(variant, counts) for variant in variants if (counts := _counts(variant)) is not None]
-    if not found:
+    counted_variants = [(variant, counts) for variant in variants if (counts := _counts(variant)) is not None]
+    if not counted_variants:
         return None
-    several = len(found) > 1
-    (first, counted), *_ = found
+    several = len(counted_variants) > 1
+    (first, counted), *_ = counted_variants
     heads, columns = ["class", "examples"], [[f"{number:g}" for number in counted[0] + counted[2]]]
-    for variant, (tp, fp, fn) in found:
+    for variant, (tp, fp, fn) in counted_variants:
         shares = {"recall": (tp, tp + fn), "F1": (2 * tp, 2 * tp + fp + fn)}
         if not several:
             shares = {"recall": (tp, tp + fn), "precision": (tp, tp + fp), "F1": shares["F1"]}
@@ -41,14 +41,15 @@ def class_sheet(variants: Sequence[Variant]) -> Sheet | None:
     names = labels_of(first.first.stored).names
     if len(names) != len(columns[0]):
         names = tuple(map(str, range(len(columns[0]))))
-    return Sheet(tuple(heads), [list(row) for row in zip(names, *columns, strict=True)])
+    return TextTable(tuple(heads), [list(row) for row in zip(names, *columns, strict=True)])
 
 
 def _counts(variant: Variant) -> npt.NDArray[np.float64] | None:
     """Return the counts of the deployed view, added over seeds: float64 (3, classes). None if a run has none."""
-    found = [_read((result.stored.summary or {}).get("classes"), variant.deployed) for result in variant.results]
-    sizes = {None if each is None else each.shape for each in found}
-    return None if None in sizes or len(sizes) > 1 else np.sum([each for each in found if each is not None], axis=0)
+    by_seed = [_read((result.stored.summary or {}).get("classes"), variant.deployed) for result in variant.results]
+    counts = [seed_counts for seed_counts in by_seed if seed_counts is not None]
+    complete = len(counts) == len(by_seed) and len({seed_counts.shape for seed_counts in counts}) == 1
+    return np.sum(counts, axis=0) if complete else None
 
 
 def _read(stored: Any, view: str) -> npt.NDArray[np.float64] | None:

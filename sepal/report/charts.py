@@ -11,7 +11,7 @@ import altair as alt
 from sepal.report import curves, frontier, personal
 from sepal.report.data import COLOURS, PLACE, STAND_IN, first_shown, views, with_cell
 from sepal.report.figure import FROM_DATA, MAKERS, PERCENT, Drawn, Figure, digits_of, drawn_text, figure, named, shown
-from sepal.report.learned import Rows, readers
+from sepal.report.learned_rows import Rows, readers
 from sepal.report.marks import NAMES, client_axis, colour_of, dash_of, name_axis, round_axis, shape_of, short
 from sepal.report.sizes import size
 from sepal.runs.about import labels_of
@@ -24,22 +24,22 @@ LABELS, MASKS = "Which labels each client has", "Masks and labels"
 
 def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
     """Return the figures for which there is data; and of labels and masks, why there is none."""
-    made = []
+    page_figures = []
     for name in ORDER:
         source, make = MAKERS[name]
         if source in data:
-            made.append(make(comparison, data[source]))
+            page_figures.append(make(comparison, data[source]))
         elif name == "labels":
             runs = (variant.first.stored for variant in comparison.all_variants())
             if why := next((words for run in runs if (words := labels_of(run).reason)), ""):
-                made.append(Figure("labels", "labels", LABELS, "No figure.", why, {}, (), True))
+                page_figures.append(Figure("labels", "labels", LABELS, "No figure.", why, {}, (), True))
         if name == "masks" and (unread := _unread(comparison)):
             why = f"{', '.join(unread)}: masks follow from the clients' examples, which `sepal report --data` reads."
             if source in data:
-                made[-1] = replace(made[-1], reading=f"{made[-1].reading} {why}")
+                page_figures[-1] = replace(page_figures[-1], reading=f"{page_figures[-1].reading} {why}")
             else:
-                made.append(Figure("masks", "masks", MASKS, "No figure.", why, {}, ()))
-    return made
+                page_figures.append(Figure("masks", "masks", MASKS, "No figure.", why, {}, ()))
+    return page_figures
 
 
 def _unread(comparison: Comparison) -> list[str]:
@@ -51,7 +51,7 @@ def _unread(comparison: Comparison) -> list[str]:
 @figure("clients", "Accuracy of every client", "cell", "view", "label", main=True)
 def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     measure = comparison.measure
-    place = alt.X("place:O", title="clients, sorted", axis=client_axis({row["client"] for row in rows}, PLACE))
+    x = alt.X("place:O", title="clients, sorted", axis=client_axis({row["client"] for row in rows}, PLACE))
     tips = [
         alt.Tooltip("client:N"),
         alt.Tooltip("accuracy:Q", title=measure.axis, format=digits_of(comparison)),
@@ -59,7 +59,7 @@ def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     ]
     parts = alt.Scale(domain=["bottom 10 %", "other clients"], range=["var(--warn)", "var(--bar)"])
     accuracy = alt.Y("accuracy:Q", title=measure.axis, scale=PERCENT if measure.percent else alt.Undefined)
-    bars = drawn.mark_bar().encode(place, accuracy, alt.Color("part:N", scale=parts, legend=None), tooltip=tips)
+    bars = drawn.mark_bar().encode(x, accuracy, alt.Color("part:N", scale=parts, legend=None), tooltip=tips)
     rule = drawn.transform_aggregate(decile="min(decile)").mark_rule(strokeDash=[5, 4], color="var(--warn)")
     title = "bottom 10 %, %" if measure.percent else "bottom 10 %"
     tip = alt.Tooltip("decile:Q", title=title, format=digits_of(comparison))
@@ -67,13 +67,13 @@ def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     others = drawn.transform_flatten(["beside"]).transform_calculate(
         other="datum.beside && datum.beside[0]", there="datum.beside && datum.beside[1]"
     )
-    names = [label for label in comparison.labels if any(label == other[0] for r in rows for other in r["beside"])]
+    names = [label for label in comparison.labels if any(label == pair[0] for r in rows for pair in r["beside"])]
     colours = [f"var(--c{comparison.labels.index(name) % COLOURS})" for name in names]
     ticks = (
         others.transform_filter("isValid(datum.there)")
         .mark_tick(thickness=3)
         .encode(
-            place,
+            x,
             alt.Y("there:Q", title=measure.axis),
             alt.Color("other:N", scale=alt.Scale(domain=names, range=colours), legend=None),
             tooltip=[
@@ -169,16 +169,16 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     parts = "split(datum.label, ' − ')"
     lines = f"[{short(f'{parts}[0]', NAMES)} + ' −', {short(f'{parts}[1]', NAMES)}]"
     words = f"length(datum.label) > {NAMES} ? {lines} : datum.label"
-    place = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelExpr=words, labelLimit=0))
+    y = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelExpr=words, labelLimit=0))
     measure = comparison.measure
     difference = f"difference, {measure.points}"
     form, python, points = ("+.1f", "+.1f", "points") if measure.percent else ("+.4~g", "+.4g", measure.points)
     tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format=form) for name in ("mean", "low", "high"))]
     interval = drawn.mark_rule(strokeWidth=3, color="var(--bar)").encode(
-        alt.X("low:Q", title=difference), alt.X2("high:Q"), place, tooltip=tips
+        alt.X("low:Q", title=difference), alt.X2("high:Q"), y, tooltip=tips
     )
     dots = drawn.mark_circle(size=90, color="var(--ink)", opacity=1)
-    dots = dots.encode(alt.X("mean:Q", title=difference), place, tooltip=tips)
+    dots = dots.encode(alt.X("mean:Q", title=difference), y, tooltip=tips)
     zero = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color="var(--muted)", strokeDash=[2, 3])
     words = "; ".join(
         f"{with_cell(r['pair'], r['cell'])}: {r['mean']:{python}} {points}, "
@@ -192,7 +192,7 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         f"with the 95 % interval over {' or '.join(over)}."
     )
     if "clients" in over:
-        reading += " Clients of one federation are not independent: a guide, no test."
+        reading += " Clients of one federation are not independent, so it is a guide and no test."
     reading += " Trained models, as the deployed ones are not evaluated." * (first != views(comparison)[0])
     chart = alt.layer(zero.encode(x=alt.datum(0)), interval, dots)
     spoken = f"Paired differences, {first} models: {words}."
@@ -222,16 +222,14 @@ def _capacity(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 
 
 @figure("own", "The methods' own figures", "cell", "hidden", "figure")
-def _own(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+def _own_figures(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     chart = _lines(
         comparison,
         drawn,
         alt.X("round:Q", title="round", scale=alt.Scale(nice=False, zero=True), axis=round_axis()),
         alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # the figure's name is in the chart's title
     )
-    reading = (
-        "What a method's server reports of itself, and means over clients of what they report, by round; unit as named."
-    )
+    reading = "By round: what a method's server reports, and means over what clients report; units are in the names."
     names = ", ".join(dict.fromkeys(row["figure"] for row in rows))
     spoken = f"Figures of the methods' own by round: {names}."
     return Drawn(chart, reading, spoken, shows=shown(comparison, before="figure"))

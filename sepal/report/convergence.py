@@ -1,4 +1,4 @@
-"""What is said of whether a comparison's runs have converged: a mark of labels, and lines about the curves."""
+"""Whether a comparison's runs have converged: a mark on labels, and lines about the curves."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def convergence(variants: Sequence[Variant]) -> Iterator[str]:
 
 def _rising(variants: Sequence[Variant]) -> str:
     """Return a line that names the variants whose curves are still rising (:attr:`Variant.rising`), or nothing."""
-    found = [(variant.label, variant.rising) for variant in variants]
+    rises = [(variant.label, variant.rising) for variant in variants]
     measure = variants[0].measure
     step = "+" if measure.higher else "-"
     words = [
-        f"{label} ({step}{measure.number(each.mean)} {measure.points} in {each.points} rounds)"
-        for label, each in found
-        if each
+        f"{label} ({step}{measure.number(rise_of_label.mean)} {measure.points} in {rise_of_label.points} rounds)"
+        for label, rise_of_label in rises
+        if rise_of_label
     ]
     how = "rising" if measure.higher else "falling"
-    what = "means over a method's last rounds against as many before"
-    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}; {what}" if words else ""
+    compared = "the mean of a method's last rounds, compared with that of as many rounds before"
+    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}; {compared}" if words else ""
 
 
 def _not_judged(variants: Sequence[Variant]) -> str:

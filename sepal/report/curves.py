@@ -7,8 +7,8 @@ from typing import Any
 import altair as alt
 
 from sepal.report.data import first_shown, views, with_cell
-from sepal.report.figure import FROM_DATA, Drawn, digits_of, figure, named, said
-from sepal.report.learned import Rows
+from sepal.report.figure import FROM_DATA, Drawn, digits_of, estimate_text, figure, named
+from sepal.report.learned_rows import Rows
 from sepal.report.marks import colour_of, dash_of, ends, round_axis, shape_of
 from sepal.report.sizes import size
 from sepal.study.comparison import Comparison
@@ -26,9 +26,9 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         logarithmic = x == "mb"
         scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
         x_axis = round_axis() if x == "round" else alt.Axis(format="~f", labelOverlap="greedy")
-        place = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
-        moved = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
-        full, between = (moved.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
+        x_encoding = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
+        drawable = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
+        full, between = (drawable.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
         mean: Any = alt.Y("mean:Q", title=comparison.measure.axis, scale=FROM_DATA)
         colour, dash = colour_of(comparison), dash_of(comparison)
         tips = [
@@ -39,11 +39,11 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
             alt.Tooltip("mean:Q", title=comparison.measure.axis, format=digits_of(comparison)),
         ]
         layers = [
-            full.mark_area(opacity=0.14).encode(place, alt.Y("low:Q"), alt.Y2("high:Q"), colour),
-            between.mark_line(strokeWidth=1, opacity=0.6).encode(place, mean, colour, dash),
-            full.mark_line(strokeWidth=2).encode(place, mean, colour, dash),
+            full.mark_area(opacity=0.14).encode(x_encoding, alt.Y("low:Q"), alt.Y2("high:Q"), colour),
+            between.mark_line(strokeWidth=1, opacity=0.6).encode(x_encoding, mean, colour, dash),
+            full.mark_line(strokeWidth=2).encode(x_encoding, mean, colour, dash),
             full.mark_point(size=48, filled=True, opacity=1).encode(
-                place, mean, colour, shape_of(comparison), tooltip=tips
+                x_encoding, mean, colour, shape_of(comparison), tooltip=tips
             ),
             ends(comparison, drawn, HEIGHT),
         ]
@@ -56,9 +56,10 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         text = size if logarithmic else f"{{:.{digits}f}}".format
         after = {(row["cell"], row["label"]): f" after {text(row[x])} {unit}" for row in last}
         words = "; ".join(
-            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(first), comparison.measure)}"
-            f"{after.get((each.cell, each.label), '')}"
-            for each in comparison.all_variants()
+            f"{with_cell(variant.label, variant.cell)} ends at "
+            f"{estimate_text(variant.accuracy(first), comparison.measure)}"
+            f"{after.get((variant.cell, variant.label), '')}"
+            for variant in comparison.all_variants()
         )
         closed, sampled = (any(row[key].startswith(value) for row in rows) for key, value in KINDS)
         measure = comparison.measure
@@ -67,15 +68,17 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         if x == "round" and closed:
             reading += " The last point is the closing evaluation, after the last round."
         if x != "round":
-            reading += f" A round stands at the {unit} that the rounds before it took, the closing evaluation at all."
+            reading += f" A round is drawn at the {unit} of the rounds before it, the last point at those of all."
         if x != "round" and sampled:
             reading += " Lines as in the figure by round."
         elif sampled:
             reading += _thin(comparison)
         if any(row["stand_in"] for row in rows):
-            reading += " Named “trained”: the method has no such view, its trained models stand in."
+            reading += " Where a name ends in “trained”, the method lacks this view, and its trained models are shown."
         if logarithmic:
-            reading += " Logarithmic; MB of training payloads, up and down, all clients. Dotted: sends nothing."
+            reading += (
+                " Logarithmic; MB of training payloads, up and down, all clients. Dotted: a run without messages."
+            )
         spoken = f"{named(title, comparison)}, {first} models: {words}."
         return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)
 
@@ -87,7 +90,7 @@ _curve("seconds", "Accuracy by time", "seconds", "seconds", 1)
 
 def _thin(comparison: Comparison) -> str:
     """Return how to read the thin lines beside the points."""
-    words = " Thin lines: the rounds between, of each its own clients alone."
+    words = " Thin lines: the rounds between, each over its own clients alone."
     if "kept" in views(comparison):
         words += " Kept: points are from before the round's training, thin lines from after it."
     if tuned := [variant.label for variant in comparison.all_variants() if variant.deployed == "trained"]:

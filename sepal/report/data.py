@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
-from sepal.report.learned import Row, Rows, learned
-from sepal.report.places import frontier_rows
+from sepal.report.frontier_rows import frontier_rows
+from sepal.report.learned_rows import Row, Rows, learned
 from sepal.runs.about import Labels, labels_of
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
@@ -33,17 +33,17 @@ def with_cell(label: str, cell: str) -> str:
 
 def datasets(comparison: Comparison) -> dict[str, Rows]:
     """Return the rows of every figure that the runs have data for, by data set."""
-    found = {name: list(_of_variants(comparison, rows)) for name, rows in BY_VARIANT.items()}
-    found |= {"labels": list(_labels(comparison)), "pairs": list(_pairs(comparison)), **learned(comparison)}
-    found |= {"frontier": list(frontier_rows(comparison)), "own": _changing(found["own"])}
-    return {name: rows for name, rows in found.items() if rows}
+    rows_of = {name: list(_of_variants(comparison, rows)) for name, rows in BY_VARIANT.items()}
+    rows_of |= {"labels": list(_labels(comparison)), "pairs": list(_pairs(comparison)), **learned(comparison)}
+    rows_of |= {"frontier": list(frontier_rows(comparison)), "own": _changing(rows_of["own"])}
+    return {name: rows for name, rows in rows_of.items() if rows}
 
 
 def views(comparison: Comparison) -> list[str]:
     """Return the views that any run has, the first shown first; ``trained`` if no client has sent an accuracy."""
-    found = [view for view in CLOSING_VIEWS if any(_has(result, view) for result in comparison.results)]
+    reported = [view for view in CLOSING_VIEWS if any(_has(result, view) for result in comparison.results)]
     users = any(_has(result, v.deployed) for v in comparison.all_variants() for result in v.results)
-    return [*[DEPLOYED] * users, *found] or [STAND_IN]
+    return [*[DEPLOYED] * users, *reported] or [STAND_IN]
 
 
 def deployed(comparison: Comparison) -> dict[str, str]:
@@ -53,13 +53,10 @@ def deployed(comparison: Comparison) -> dict[str, str]:
 
 def first_shown(comparison: Comparison, rows: Rows) -> Rows:
     """Return the rows with a view that figures show when the page is opened."""
-    first, own = views(comparison)[0], deployed(comparison)
-    own = {} if any(row["view"] == DEPLOYED for row in rows) else own  # some figures have rows of that name
-    return [
-        row
-        for row in rows
-        if row["view"] == (own.get(f"{row['cell']}/{row.get('label')}", first) if first == DEPLOYED else first)
-    ]
+    first, deployed_views = views(comparison)[0], deployed(comparison)
+    if first != DEPLOYED or any(row["view"] == DEPLOYED for row in rows):  # some figures have rows of that name
+        return [row for row in rows if row["view"] == first]
+    return [row for row in rows if row["view"] == deployed_views.get(f"{row['cell']}/{row.get('label')}", first)]
 
 
 def _stored(comparison: Comparison) -> list[str]:
@@ -87,7 +84,7 @@ def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    """Yield the points of full evaluations, and the rounds between, over whose clients alone the mean is."""
+    """Yield the points of full evaluations, and of the rounds between, whose mean is over their own clients alone."""
     for view in _stored(comparison):
         shown = _shown(variant, view)
         full = _by_round(result.points(shown) for result in variant.results)
@@ -95,8 +92,8 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
         for kind, rounds in (("sampled", between), ("full", full)):
             for at in _thinned(sorted(rounds)):
                 points, (number, completed) = rounds[at], at
-                found, measure = over_seeds([point.mean for point in points]), variant.measure
-                mean, spread = (found.mean, found.spread or 0.0) if found else (0.0, 0.0)
+                estimate, measure = over_seeds([point.mean for point in points]), variant.measure
+                mean, spread = (estimate.mean, estimate.spread or 0.0) if estimate else (0.0, 0.0)
                 low, high = mean - spread, mean + spread
                 if measure.percent:
                     low, high = max(0.0, low), min(1.0, high)
@@ -128,11 +125,11 @@ At = tuple[int, int]  # a point's round, and the rounds completed: the last roun
 
 
 def _by_round(curves: Iterable[Sequence[CurvePoint]]) -> dict[At, list[CurvePoint]]:
-    found: dict[At, list[CurvePoint]] = {}
+    points: dict[At, list[CurvePoint]] = {}
     for curve in curves:
         for point in curve:
-            found.setdefault((point.round, point.completed), []).append(point)
-    return found
+            points.setdefault((point.round, point.completed), []).append(point)
+    return points
 
 
 def _thinned(rounds: Sequence[At]) -> Sequence[At]:
@@ -142,14 +139,14 @@ def _thinned(rounds: Sequence[At]) -> Sequence[At]:
 
 
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    """Yield each client's accuracy, beside what it has with the yardsticks; of deployed models, with their own view."""
+    """Yield each client's accuracy in each view, and beside it the client's accuracy with the yardsticks."""
     for view in views(comparison):
         shown = _shown(variant, view)
         accuracy, measure = variant.first.clients(shown), variant.measure
         beside = {
-            other.label: other.first.clients(_shown(other, view))
-            for other in comparison.variants(variant.cell)
-            if other.method in registry.YARDSTICKS and other.label != variant.label
+            yardstick.label: yardstick.first.clients(_shown(yardstick, view))
+            for yardstick in comparison.variants(variant.cell)
+            if yardstick.method in registry.YARDSTICKS and yardstick.label != variant.label
         }
         ranked = sorted(accuracy, key=lambda name: (measure.sign * accuracy[name], name))
         low = max(1, len(ranked) // 10)
@@ -157,15 +154,19 @@ def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
             yield {
                 "view": view,
                 "client": name,
-                "place": _place(rank, name),
+                "place": _ranked_name(rank, name),
                 "accuracy": measure.rounded(accuracy[name]),
                 "part": "bottom 10 %" if rank <= low else "other clients",
                 "decile": measure.rounded(accuracy[ranked[low - 1]]),
-                "beside": [[other, measure.rounded(there[name])] for other, there in beside.items() if name in there],
+                "beside": [
+                    [label, measure.rounded(accuracies[name])]
+                    for label, accuracies in beside.items()
+                    if name in accuracies
+                ],
             }
 
 
-def _place(rank: int, name: str) -> str:
+def _ranked_name(rank: int, name: str) -> str:
     return f"{rank:0{PLACE - 1}} {name}"  # in alphabetical order of the ranks
 
 
@@ -173,12 +174,12 @@ def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     sent = variant.first.sent
     names = sorted({name for way in DIRECTIONS for name in sent[way]})
     total = {name: sum(sent[way].get(name, 0.0) for way in DIRECTIONS) for name in names}
-    for rank, name in enumerate(sorted(names, key=lambda each: (-total[each], each)), 1):
+    for rank, name in enumerate(sorted(names, key=lambda client: (-total[client], client)), 1):
         for way in DIRECTIONS:
             size = _rounded(sent[way].get(name, 0.0))
             yield {
                 "client": name,
-                "place": _place(rank, name),
+                "place": _ranked_name(rank, name),
                 "direction": way,
                 "mb": size,
             }
@@ -189,8 +190,8 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
     for cell in comparison.cells:
         variants = comparison.variants(cell)
         labels = labels_of(variants[0].first.stored) if variants else Labels()
-        for client, found in (labels.counts or {}).items():
-            for number, count in enumerate(found):
+        for client, client_counts in (labels.counts or {}).items():
+            for number, count in enumerate(client_counts):
                 if count:
                     label = labels.names[number] if labels.names else str(number)
                     row = {"cell": cell, "client": client, "class": label, "number": number}
@@ -201,16 +202,16 @@ def _shift(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     for view in MODELS:
         for percent in SHIFTS:
             names = (f"{shown}-shift-{percent}" for shown in dict.fromkeys((view, STAND_IN)))
-            if found := next(filter(None, map(variant.accuracy_further, names)), None):
-                mean = variant.measure.rounded(found.mean)
+            if estimate := next(filter(None, map(variant.accuracy_further, names)), None):
+                mean = variant.measure.rounded(estimate.mean)
                 yield {"view": view, "shift": percent, "mean": mean}
 
 
 def _pairs(comparison: Comparison) -> Iterator[Row]:
     for cell in comparison.cells:
         for view in (DEPLOYED, *CLOSING_VIEWS):
-            for label, found in comparison.differences(cell, view):
-                mean, half = found.mean, found.spread or 0.0
+            for label, difference in comparison.differences(cell, view):
+                mean, half = difference.mean, difference.spread or 0.0
                 row = {"mean": mean, "low": mean - half, "high": mean + half}
                 shown = {name: comparison.measure.rounded(value) for name, value in row.items()}
                 yield {"cell": cell, "view": view, "pair": label, **shown}
@@ -232,13 +233,13 @@ def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
             }
 
 
-def _own(comparison: Comparison, variant: Variant) -> Iterator[Row]:
+def _own_figures(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield the methods' own figures by round, and the means over clients of what clients report."""
     for line in variant.first.stored.lines:
         if line["phase"] == "closing":
             continue
-        own = {name: value for name, value in line["method"].items() if ".client-" not in name}
-        for name, value in {**own, **_client_means(line["clients"])}.items():
+        figures = {name: value for name, value in line["method"].items() if ".client-" not in name}
+        for name, value in {**figures, **_client_means(line["clients"])}.items():
             if value is not None:
                 row = {
                     "round": line["round"],
@@ -261,12 +262,12 @@ COMMON = ("seconds", "steps", "multiply-adds", "unseen-test-labels")  # of every
 
 
 def _client_means(clients: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    reported: dict[str, list[float]] = {}
     for client in clients:
         for name, value in client["metrics"].items():
             if name not in COMMON and value is not None:
-                found.setdefault(f"{name}, mean over clients", []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+                reported.setdefault(f"{name}, mean over clients", []).append(value)
+    return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 def _of_variants(comparison: Comparison, rows: Callable[[Comparison, Variant], Iterator[Row]]) -> Iterator[Row]:
@@ -280,5 +281,5 @@ BY_VARIANT = {
     "bytes": _bytes,
     "shift": _shift,
     "capacity": _capacity,
-    "own": _own,
+    "own": _own_figures,
 }

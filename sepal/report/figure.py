@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import altair as alt
 
 from sepal.report.data import DEPLOYED, STAND_IN, deployed, stand_ins, views
-from sepal.report.learned import Rows
-from sepal.report.marks import Look
+from sepal.report.learned_rows import Rows
+from sepal.report.marks import ChartSubject
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 from sepal.tasks.scoring import ACCURACY, Measure
@@ -96,39 +96,41 @@ def figure(
         main: Whether it is one of the first figures.
         stand_in: Whether trained models are shown where the chosen view has no rows.
         rows: A further expression for the rows in its chart.
-        varying: What the figure shows, in %; a run in which all clients have the same is named instead of drawn.
+        varying: What the figure shows, in %; a run in which it is the same for all clients is named instead of drawn.
     """
 
     def declare(draw: Draw) -> Draw:
-        def make(comparison: Comparison, found: Rows) -> Figure:
-            same = constant(found, varying) if varying else {}
-            found = [row for row in found if (row.get("cell"), row.get("label")) not in same]
-            told = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
-            if not found:
-                words = f"All clients have the same: {told}."
+        def make(comparison: Comparison, figure_rows: Rows) -> Figure:
+            same = constant(figure_rows, varying) if varying else {}
+            figure_rows = [row for row in figure_rows if (row.get("cell"), row.get("label")) not in same]
+            same_values = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
+            if not figure_rows:
+                words = f"All clients have the same: {same_values}."
                 return Figure(
                     name, data or name, named(title, comparison), "No figure: nothing differs.", words, {}, (), main
                 )
-            there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
-            own = f"{json.dumps(deployed(comparison))}[datum.cell + '/' + datum.label]"
-            view = "view" if DEPLOYED in there else f"(view == '{DEPLOYED}' ? {own} : view)"
-            view = f"(indexof({there}, {view}) < 0 ? '{STAND_IN}' : {view})" if stand_in else view
+            row_views = list(dict.fromkeys(row["view"] for row in figure_rows if "view" in row))
+            deployed_view = f"{json.dumps(deployed(comparison))}[datum.cell + '/' + datum.label]"
+            view = "view" if DEPLOYED in row_views else f"(view == '{DEPLOYED}' ? {deployed_view} : view)"
+            view = f"(indexof({row_views}, {view}) < 0 ? '{STAND_IN}' : {view})" if stand_in else view
             choices = {  # control → its first value, and the rows that it chooses
                 "cell": (comparison.cells[0], "datum.cell == cell"),
                 "view": (views(comparison)[0], f"datum.view == {view}"),
                 "hidden": ([], "indexof(hidden, datum.label) < 0"),
-                "label": (comparison.labels[0], f"datum.label == {label_of(found)}"),
-                "figure": (first_own(found), "datum.figure == figure"),
+                "label": (comparison.labels[0], f"datum.label == {label_of(figure_rows)}"),
+                "figure": (first_own(figure_rows), "datum.figure == figure"),
                 "zero": (False, "true"),  # whether axes of accuracy begin at 0
             }
             chart = alt.Chart(alt.NamedData(name=data or name))
-            chart = chart.add_params(*(alt.param(name=each, value=choices[each][0]) for each in controls))
+            chart = chart.add_params(*(alt.param(name=control, value=choices[control][0]) for control in controls))
             left_out = json.dumps([f"{cell}/{label}" for cell, label in same])
             drop = f"indexof({left_out}, datum.cell + '/' + datum.label) < 0"
             parts = [*(choices[c][1] for c in controls), *filter(None, (rows, drop if same else ""))]
             chart = chart.transform_filter(" && ".join(parts))
-            drawn = draw(comparison, found, chart)
-            reading = f"{drawn.reading} Not drawn, as all clients have the same: {told}." if same else drawn.reading
+            drawn = draw(comparison, figure_rows, chart)
+            reading = (
+                f"{drawn.reading} Not drawn, as all clients have the same: {same_values}." if same else drawn.reading
+            )
             return Figure(
                 name, data or name, named(title, comparison), reading, drawn.words, finish(drawn), controls, main
             )
@@ -156,7 +158,7 @@ def constant(rows: Rows, field: str) -> dict[tuple[str, str], float]:
     for row in rows:
         if row.get("one", "") != row.get("other"):
             values.setdefault((row["cell"], row["label"]), set()).add(row[field])
-    return {run: next(iter(found)) for run, found in values.items() if len(found) == 1}
+    return {run: next(iter(run_values)) for run, run_values in values.items() if len(run_values) == 1}
 
 
 def label_of(rows: Rows) -> str:
@@ -171,7 +173,7 @@ def first_own(rows: Rows) -> str:
     for row in rows:
         if "figure" in row:
             values.setdefault(row["figure"], {}).setdefault((row["cell"], row["label"]), set()).add(row["value"])
-    varying = (name for name, runs in values.items() if any(len(found) > 1 for found in runs.values()))
+    varying = (name for name, runs in values.items() if any(len(run_values) > 1 for run_values in runs.values()))
     return next(varying, next(iter(values), ""))
 
 
@@ -205,9 +207,9 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
     return f"length({first}) > {LONG} ? [{first}, {rest}] : {first} + ', ' + {rest}"  # two lines on a phone
 
 
-def said(found: Estimate | None, measure: Measure = ACCURACY) -> str:
+def estimate_text(estimate: Estimate | None, measure: Measure = ACCURACY) -> str:
     """Return an estimate with its unit as text."""
-    return found.with_unit(measure) if found else "no figure"
+    return estimate.with_unit(measure) if estimate else "no figure"
 
 
 def named(title: str, comparison: Comparison) -> str:
@@ -216,9 +218,9 @@ def named(title: str, comparison: Comparison) -> str:
     return title if name == ACCURACY.name else title.replace("Accuracy", name.capitalize()).replace("accuracy", name)
 
 
-def digits_of(comparison: Look) -> str:
+def digits_of(subject: ChartSubject) -> str:
     """Return the format of the headline's values in a chart."""
-    return ".1f" if comparison.measure.percent else ".4~g"
+    return ".1f" if subject.measure.percent else ".4~g"
 
 
 def drawn_text(comparison: Comparison, value: float) -> str:

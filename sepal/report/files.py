@@ -63,8 +63,8 @@ def by_round(run: StoredRun) -> Iterator[dict[str, float]]:
     for line in run.lines:
         row: dict[str, float] = {"round": line["round"]}
         for kind, views in ((run.measure.name, headline(line)), ("validation", line["validation"])):
-            for view, found in views.items():
-                row |= {f"{kind}/{view}/{name}": found[name] for name in FIGURES} if found else {}
+            for view, view_figures in views.items():
+                row |= {f"{kind}/{view}/{name}": view_figures[name] for name in FIGURES} if view_figures else {}
         for view, metrics in line.get("metrics", {}).items():
             row |= {f"together/{view}/{name}": value for name, value in metrics.items() if value is not None}
         row |= {f"bytes/{key}": size for key, size in line["bytes"].items() if not isinstance(size, dict)}
@@ -82,10 +82,10 @@ def by_variant(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for cell in comparison.cells:
         variants = comparison.variants(cell)
         near = close_to(variants) if variants else None
-        on = {place.entry.label: place.frontier for place in frontier(entries(variants), comparison.measure)}
+        on = {standing.entry.label: standing.frontier for standing in frontier(entries(variants), comparison.measure)}
         for variant in variants:
-            arrived = near and near.reached.get(variant.label)
-            further = {"frontier": on.get(variant.label), "megabytes_near": arrived.megabytes if arrived else None}
+            arrival = near and near.reached.get(variant.label)
+            further = {"frontier": on.get(variant.label), "megabytes_near": arrival.megabytes if arrival else None}
             yield {**_row(variant), **further}
 
 
@@ -98,9 +98,9 @@ def _row(variant: Variant) -> dict[str, Any]:
     figures = {view: variant.accuracy(view) for view in ("deployed", *CLOSING_VIEWS)}
     figures["bottom_decile"] = variant.accuracy(variant.view, "bottom_decile")
     figures |= {"rounds_to_target": variant.rounds_to, "megabytes_to_target": variant.megabytes_to}
-    for name, found in figures.items():
-        row[name] = found.mean if found else None
-        row[f"{name}_std"] = found.spread if found else None
+    for name, estimate in figures.items():
+        row[name] = estimate.mean if estimate else None
+        row[f"{name}_std"] = estimate.spread if estimate else None
     row |= {f"megabytes_{way}": variant.megabytes(way) for way in DIRECTIONS}
     row |= {"giga_multiply_adds_a_client": variant.multiply_adds, "target": variant.target}
     return {**row, "seeds_at_target": variant.rounds_to.count if variant.rounds_to else 0}

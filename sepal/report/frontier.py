@@ -12,9 +12,9 @@ from typing import Any
 import altair as alt
 
 from sepal.report.figure import FROM_DATA, VEGA_LITE, Drawn, digits_of, figure
-from sepal.report.learned import Rows
-from sepal.report.marks import LONGEST, RIGHT, Look, colour_of, labels, shape_of, short, spread
-from sepal.report.places import by_cell, logarithmic, of_places
+from sepal.report.frontier_rows import by_cell, logarithmic, standing_rows
+from sepal.report.learned_rows import Rows
+from sepal.report.marks import LONGEST, RIGHT, ChartSubject, colour_of, labels, shape_of, short, spread
 from sepal.report.sentences import frontier_sentence, on_frontier
 from sepal.study.comparison import Comparison
 from sepal.study.frontier import Standing
@@ -32,13 +32,13 @@ class Panels:
     """What a picture shows.
 
     Attributes:
-        places: Title of a panel → its places, of :func:`~sepal.study.frontier.frontier`.
+        standings: Title of a panel → its standings, of :func:`~sepal.study.frontier.frontier`.
         measure: The metric.
         megabytes: The lower axis.
         order: Labels by whose order looks are given; further ones come after them.
     """
 
-    places: Mapping[str, Sequence[Standing]]
+    standings: Mapping[str, Sequence[Standing]]
     measure: Measure = ACCURACY
     megabytes: str = MEGABYTES
     order: Sequence[str] = ()
@@ -46,41 +46,43 @@ class Panels:
     @cached_property
     def labels(self) -> list[str]:
         """All labels, each with one look in all panels."""
-        found = (place.entry.label for panel in self.places.values() for place in panel)
-        return list(dict.fromkeys([*self.order, *found]))
+        panel_labels = (standing.entry.label for panel in self.standings.values() for standing in panel)
+        return list(dict.fromkeys([*self.order, *panel_labels]))
 
 
-def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str, longest: int = LONGEST) -> Any:
-    """Return a panel of the rows of :func:`~sepal.report.places.of_places`; longer names are cut."""
+def _layers(subject: ChartSubject, drawn: alt.Chart, wide: bool, megabytes: str, longest: int = LONGEST) -> Any:
+    """Return a panel of the rows of :func:`~sepal.report.frontier_rows.standing_rows`; longer names are cut."""
     scale = alt.Scale(type="log", nice=False) if wide else alt.Scale(nice=False, zero=True)
     axis = alt.Axis(format="~f", labelOverlap="greedy")
-    place, corner = (alt.X(f"{x}:Q", title=megabytes, scale=scale, axis=axis) for x in ("mb", "x"))
-    value, low = (alt.Y(f"{y}:Q", title=look.measure.axis, scale=FROM_DATA) for y in ("mean", "low"))
-    digits = digits_of(look)
+    x_point, x_corner = (alt.X(f"{x}:Q", title=megabytes, scale=scale, axis=axis) for x in ("mb", "x"))
+    value, low = (alt.Y(f"{y}:Q", title=subject.measure.axis, scale=FROM_DATA) for y in ("mean", "low"))
+    digits = digits_of(subject)
     tips = [
         alt.Tooltip("label:N", title="run"),
         alt.Tooltip("mb:Q", title="MB", format=".3~g"),
-        alt.Tooltip("mean:Q", title=look.measure.axis, format=digits),
+        alt.Tooltip("mean:Q", title=subject.measure.axis, format=digits),
         alt.Tooltip("low:Q", title="from", format=digits),
         alt.Tooltip("high:Q", title="to", format=digits),
         alt.Tooltip("on:N", title="on the frontier"),
         alt.Tooltip("rival:N", title="within the noise of"),
     ]
-    colour, cut = colour_of(look), short("datum.label", longest)
-    there = drawn.transform_filter("datum.kind == 'place'")
-    sends, free = there.transform_filter("datum.mb > 0"), there.transform_filter("datum.mb == 0")
-    named = spread(there.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
+    colour, cut = colour_of(subject), short("datum.label", longest)
+    marks_of_runs = drawn.transform_filter("datum.kind == 'standing'")
+    sends, free = marks_of_runs.transform_filter("datum.mb > 0"), marks_of_runs.transform_filter("datum.mb == 0")
+    named = spread(marks_of_runs.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
     stairs = drawn.transform_filter("datum.on").mark_line(interpolate="step-after", strokeWidth=2, color="var(--muted)")
     leader: dict[str, Any] = {"x2": RIGHT, "y2": "place:Q"}
     return alt.layer(
         free.mark_rect(opacity=0.1).encode(low, alt.Y2("high:Q"), colour),
-        named.transform_filter("datum.mb > 0").mark_rule(opacity=0.35).encode(place, value, colour, **leader),
-        stairs.encode(corner, value, alt.Order("x:Q")),
+        named.transform_filter("datum.mb > 0").mark_rule(opacity=0.35).encode(x_point, value, colour, **leader),
+        stairs.encode(x_corner, value, alt.Order("x:Q")),
         free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(value, colour, tooltip=tips),
-        sends.mark_rule(strokeWidth=1.5).encode(place, low, alt.Y2("high:Q"), colour),
-        sends.mark_point(size=80, filled=True, opacity=1).encode(place, value, colour, shape_of(look), tooltip=tips),
-        labels(look, named.transform_filter("datum.on"), cut, "bold"),
-        labels(look, named.transform_filter("!datum.on"), cut),
+        sends.mark_rule(strokeWidth=1.5).encode(x_point, low, alt.Y2("high:Q"), colour),
+        sends.mark_point(size=80, filled=True, opacity=1).encode(
+            x_point, value, colour, shape_of(subject), tooltip=tips
+        ),
+        labels(subject, named.transform_filter("datum.on"), cut, "bold"),
+        labels(subject, named.transform_filter("!datum.on"), cut),
     )
 
 
@@ -96,7 +98,7 @@ def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         f"Mean {measure.name} of deployed models at the end{measure.in_unit}{bars}. MB of training payloads, up and "
         f"down, all clients{'; logarithmic' * wide}. The line is the frontier: "
         f"{'above' if measure.higher else 'below'} it and left of it there is nothing, and names on it are bold. "
-        "Dotted: sends nothing."
+        "Dotted: a run without messages."
     )
     return Drawn(_layers(comparison, drawn, wide, MEGABYTES), reading, spoken, HEIGHT)
 
@@ -116,14 +118,14 @@ def picture(panels: Panels, theme: str = "", columns: int = 2) -> str:
     """
     import vl_convert
 
-    wide = logarithmic([place.entry.megabytes for place in each] for each in panels.places.values())
+    wide = logarithmic([standing.entry.megabytes for standing in panel] for panel in panels.standings.values())
     charts = []
-    for title, places in panels.places.items():
-        drawn = alt.Chart(alt.InlineData(values=list(of_places(places, panels.measure, wide))))
+    for title, standings in panels.standings.items():
+        drawn = alt.Chart(alt.InlineData(values=list(standing_rows(standings, panels.measure, wide))))
         chart = _layers(panels, drawn, wide, panels.megabytes, PICTURED)
         charts.append(chart.properties(width=WIDTH, height=HEIGHT, title=title))
     whole = alt.concat(*charts, columns=columns).add_params(alt.param(name="zero", value=False))
-    words = (on_frontier(places) for places in panels.places.values())
+    words = (on_frontier(standings) for standings in panels.standings.values())
     spec = whole.properties(description=" ".join(words)).to_dict(validate=True)
     drawing: str = vl_convert.vegalite_to_svg({**spec, "config": CONFIG, "padding": PADDING}, vl_version=VEGA_LITE)
     return coloured(drawing, theme)
@@ -141,8 +143,10 @@ def coloured(drawing: str, theme: str = "") -> str:
         dict(re.findall(r"(--\w+): (#\w+)", block)) for block in re.findall(r":root.*?\{(.+?)\}", css, re.S)[:2]
     )
     if theme:
-        return re.sub(r"var\((--\w+)\)", lambda found: (light if theme == "light" else dark)[found[1]], drawing)
-    rules = [f":root {{ {'; '.join(f'{name}: {colour}' for name, colour in each.items())} }}" for each in (light, dark)]
+        return re.sub(r"var\((--\w+)\)", lambda match: (light if theme == "light" else dark)[match[1]], drawing)
+    rules = [
+        f":root {{ {'; '.join(f'{name}: {colour}' for name, colour in colours.items())} }}" for colours in (light, dark)
+    ]
     style = f"<style>{rules[0]} @media (prefers-color-scheme: dark) {{ {rules[1]} }}</style>"
     ground = '<rect width="100%" height="100%" fill="var(--card)"/>'
     return re.sub(r"(<svg.*?>)", rf"\1{style}{ground}", drawing, count=1, flags=re.S)

@@ -68,8 +68,8 @@ class ReportServer(Listener):
     def part(self, path: str) -> str | None:
         """Return the part of a path below the secret; empty for the page, None without the secret."""
         _, secret, *rest = [*path.split("/"), ""]
-        known = secrets.compare_digest(secret.encode(), self.secret.encode())
-        return "/".join(rest).removesuffix("/") if known and rest[:-1] else None
+        secret_matches = secrets.compare_digest(secret.encode(), self.secret.encode())
+        return "/".join(rest).removesuffix("/") if secret_matches and rest[:-1] else None
 
     def read(self) -> Comparison:
         """Return the runs as they are now."""

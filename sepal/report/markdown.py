@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sepal.report.sentences import frontier_sentence
-from sepal.report.sheets import NONE, accuracy_sheet, cost_sheet, difference_sheet, remarks, tuning_sheet, tuning_title
+from sepal.report.text_tables import (
+    NONE,
+    accuracy_table,
+    cost_table,
+    difference_table,
+    remarks,
+    tuning_table,
+    tuning_title,
+)
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Comparison
 
@@ -43,12 +51,12 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             continue
         if cell:
             yield from (f"## {cell}", "")
-        for sheet in (accuracy_sheet(variants), cost_sheet(variants), difference_sheet(comparison, cell)):
-            yield from table(sheet.head, sheet.rows)
+        for text_table in (accuracy_table(variants), cost_table(variants), difference_table(comparison, cell)):
+            yield from table(text_table.head, text_table.rows)
         for words in filter(None, (frontier_sentence(comparison, cell), *remarks(comparison, cell))):
             yield from (words, "")
     if comparison.tuning:
-        sheet = tuning_sheet(comparison)
-        yield from (f"{tuning_title(comparison)}.", "", *table(sheet.head, sheet.rows))
+        text_table = tuning_table(comparison)
+        yield from (f"{tuning_title(comparison)}.", "", *table(text_table.head, text_table.rows))
     for note in comparison.notes:
         yield from (note, "")

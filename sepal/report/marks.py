@@ -22,7 +22,7 @@ NUMBERED = re.compile("client-0*(?=[0-9])")  # client-00003 is 3 on an axis, as 
 RIGHT: Any = {"value": "width"}  # the right edge of a plot
 
 
-class Look(Protocol):
+class ChartSubject(Protocol):
     """What figures draw, such as a comparison."""
 
     @property
@@ -51,11 +51,11 @@ def client_axis(names: Iterable[str], skip: int = 0) -> alt.Axis:
         names: The clients.
         skip: Letters before a name in the axis' values, which bring clients into order.
     """
-    found = {NUMBERED.sub("", name, 1) for name in names}
-    if len(found) > CLIENTS:
+    short_names = {NUMBERED.sub("", name, 1) for name in names}
+    if len(short_names) > CLIENTS:
         return alt.Axis(labels=False, ticks=False)
     name = f"replace(slice(datum.label, {skip}), regexp('^{NUMBERED.pattern}'), '')"
-    angle = 0 if max(map(len, found)) <= 2 else -45
+    angle = 0 if max(map(len, short_names)) <= 2 else -45
     return alt.Axis(labelExpr=short(name, LONGEST), labelAngle=angle, labelLimit=0, labelOverlap=False, ticks=False)
 
 
@@ -64,24 +64,24 @@ def round_axis() -> alt.Axis:
     return alt.Axis(format="d", labelOverlap="greedy", tickMinStep=1, labelExpr="datum.value % 1 ? '' : datum.label")
 
 
-def colour_of(comparison: Look) -> alt.Color:
+def colour_of(subject: ChartSubject) -> alt.Color:
     """Return the colour encoding of the labels, the same in all figures."""
-    return alt.Color("label:N", legend=None, scale=_scale(comparison, [f"var(--c{n})" for n in range(COLOURS)]))
+    return alt.Color("label:N", legend=None, scale=_scale(subject, [f"var(--c{n})" for n in range(COLOURS)]))
 
 
-def shape_of(comparison: Look) -> alt.Shape:
+def shape_of(subject: ChartSubject) -> alt.Shape:
     """Return the encoding of the labels by marks."""
-    return alt.Shape("label:N", legend=None, scale=_scale(comparison, SHAPES))
+    return alt.Shape("label:N", legend=None, scale=_scale(subject, SHAPES))
 
 
-def dash_of(comparison: Look) -> alt.StrokeDash:
+def dash_of(subject: ChartSubject) -> alt.StrokeDash:
     """Return the encoding of the labels by dashes."""
-    return alt.StrokeDash("label:N", legend=None, scale=_scale(comparison, DASHES))
+    return alt.StrokeDash("label:N", legend=None, scale=_scale(subject, DASHES))
 
 
-def _scale(comparison: Look, values: Sequence[Any]) -> alt.Scale:
-    looks = [values[place % len(values)] for place in range(len(comparison.labels))]
-    return alt.Scale(domain=comparison.labels, range=looks)
+def _scale(subject: ChartSubject, values: Sequence[Any]) -> alt.Scale:
+    looks = [values[index % len(values)] for index in range(len(subject.labels))]
+    return alt.Scale(domain=subject.labels, range=looks)
 
 
 def ends(comparison: Comparison, drawn: alt.Chart, height: int) -> Any:
@@ -99,11 +99,11 @@ def ends(comparison: Comparison, drawn: alt.Chart, height: int) -> Any:
     return labels(comparison, chart, f"{stands} ? {cut} + '{tail}' : {short('datum.label', LONGEST)}")
 
 
-def labels(comparison: Look, chart: alt.Chart, words: str, weight: Any = "normal") -> Any:
+def labels(subject: ChartSubject, chart: alt.Chart, words: str, weight: Any = "normal") -> Any:
     """Return labels at the right edge, with ``words``, an expression; the whole name is in the tooltip."""
     text = chart.transform_calculate(words=words).mark_text(align="left", dx=8, fontSize=11, fontWeight=weight)
     whole = [alt.Tooltip("label:N", title="run")]
-    return text.encode(alt.Y("place:Q"), colour_of(comparison), alt.Text("words:N"), x=RIGHT, tooltip=whole)
+    return text.encode(alt.Y("place:Q"), colour_of(subject), alt.Text("words:N"), x=RIGHT, tooltip=whole)
 
 
 def spread(chart: alt.Chart, field: str, height: int) -> alt.Chart:

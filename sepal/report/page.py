@@ -21,25 +21,25 @@ from sepal.report.convergence import convergence
 from sepal.report.data import COLOURS, datasets, views, with_cell
 from sepal.report.looks import DASHES, SHAPES
 from sepal.report.sentences import frontier_sentence, headline
-from sepal.report.sheets import (
+from sepal.report.state import state
+from sepal.report.table import table
+from sepal.report.text_tables import (
     NONE,
-    Sheet,
-    accuracy_sheet,
+    TextTable,
+    accuracy_table,
     basis,
     conclusions,
-    cost_sheet,
+    cost_table,
     diverged,
     legend,
     no_better,
     privacy_line,
     rounds_run,
     tuning_note,
-    tuning_sheet,
+    tuning_table,
     tuning_title,
     without_yardsticks,
 )
-from sepal.report.state import state
-from sepal.report.table import table
 from sepal.runs.stored_run import NOTHING, Allowed
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Comparison, read_comparison
@@ -80,7 +80,7 @@ def write_picture(comparison: Comparison, path: Path) -> Path | None:
     from sepal.report.frontier import panels_of, picture
 
     panels = panels_of(comparison)
-    if not panels.places:
+    if not panels.standings:
         return None
     write_atomically(path, picture(panels).encode())
     return path
@@ -114,12 +114,12 @@ def render(comparison: Comparison, live: bool = False) -> str:
     from sepal.report.figure import first_own
 
     data = datasets(comparison)
-    made = figures(comparison, data)
+    page_figures = figures(comparison, data)
     template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
-    drawn = [f for f in made if f.chart]
+    drawn = [f for f in page_figures if f.chart]
     specs = {f.name: {"spec": f.chart, "dataset": f.data, "parameters": f.parameters} for f in drawn}
-    own = data.get("own", [])
-    names = [figure.name for figure in made]
+    own_rows = data.get("own", [])
+    names = [figure.name for figure in page_figures]
     first = (next(name for name in (FRONTIER, "mb", "round") if name in [*names, "round"]), "round")
     return template.substitute(
         generator=f"sepal {sepal.__version__}",
@@ -128,12 +128,14 @@ def render(comparison: Comparison, live: bool = False) -> str:
         lead=html.escape(_lead(comparison)),
         state="\n".join(state(comparison)) if live else "",
         css=_part("page.css"),
-        controls="\n".join(_controls(comparison, list(dict.fromkeys(row["figure"] for row in own)), first_own(own))),
+        controls="\n".join(
+            _controls(comparison, list(dict.fromkeys(row["figure"] for row in own_rows)), first_own(own_rows))
+        ),
         answer="\n".join(_answers(comparison)),
-        first="\n".join(_figures([figure for figure in made if figure.name in first])),
+        first="\n".join(_figures([figure for figure in page_figures if figure.name in first])),
         overview="\n".join(_overview(comparison)),
         tables="\n".join(_tables(comparison)),
-        figures="\n".join(_figures([figure for figure in made if figure.name not in first])),
+        figures="\n".join(_figures([figure for figure in page_figures if figure.name not in first])),
         details="\n".join(_details(comparison)),
         footer=f"Written by <code>sepal report</code>, Sepal {sepal.__version__}. The file works without a network.",
         data=_json(data),
@@ -180,8 +182,8 @@ def _lead(comparison: Comparison) -> str:
     ended = sum(result.stored.summary is not None for result in comparison.results)
     count = len(comparison.results)
     parts = [
-        _each(comparison, "dataset"),
-        f"{_each(comparison, 'clients')} clients",
+        _values_of(comparison, "dataset"),
+        f"{_values_of(comparison, 'clients')} clients",
         f"{', '.join(map(str, dict.fromkeys(result.rounds for result in comparison.results)))} rounds",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
         f"{count} run{'s' * (count > 1)}" + ("" if ended == count else f", {ended} ended"),
@@ -189,47 +191,47 @@ def _lead(comparison: Comparison) -> str:
     return " · ".join(parts)
 
 
-def _each(comparison: Comparison, key: str) -> str:
+def _values_of(comparison: Comparison, key: str) -> str:
     """Return the values that a key has in the runs, in order; clients = 0 means all."""
-    found = dict.fromkeys(result.stored.config[key] or "all" for result in comparison.results)
-    return ", ".join(map(str, found))
+    values = dict.fromkeys(result.stored.config[key] or "all" for result in comparison.results)
+    return ", ".join(map(str, values))
 
 
-def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Iterator[str]:
-    there = views(comparison)
+def _controls(comparison: Comparison, own_figures: Sequence[str], first_own: str) -> Iterator[str]:
+    view_names = views(comparison)
     if len(comparison.cells) > 1:
         yield _select("cell", "Setting", comparison.cells)
     yield '<details class="choose"><summary>Choose models, runs, axes</summary>'
     yield "<fieldset><legend>Models</legend>"
-    for view in there:
-        mark = " checked" if view == there[0] else ""
+    for view in view_names:
+        mark = " checked" if view == view_names[0] else ""
         yield f'<label class="pill"><input type="radio" name="view" value="{view}"{mark}><span>{view}</span></label>'
     yield "</fieldset>"
     yield '<fieldset class="series"><legend>Runs</legend>'
-    for place, label in enumerate(comparison.labels):
-        words, colour = html.escape(label), f"--colour: var(--c{place % COLOURS})"
+    for index, label in enumerate(comparison.labels):
+        words, colour = html.escape(label), f"--colour: var(--c{index % COLOURS})"
         box = f'<input type="checkbox" name="series" value="{words}" checked>'
-        yield f'<label class="pill" style="{colour}" title="{words}">{box}<span>{_key(place)}{words}</span></label>'
+        yield f'<label class="pill" style="{colour}" title="{words}">{box}<span>{_key(index)}{words}</span></label>'
     yield "</fieldset>"
     if len(comparison.labels) > 1:
         yield _select("label", "Clients of", comparison.labels)
-    if len(own) > 1:
-        yield _select("figure", "Own figure", own, first_own)
+    if len(own_figures) > 1:
+        yield _select("figure", "Own figure", own_figures, first_own)
     yield '<label><input type="checkbox" name="zero"> Axes from 0</label>'
     yield '<button type="button" id="theme">Light / dark</button></details>'
 
 
-def _key(place: int) -> str:
+def _key(index: int) -> str:
     """Return a label's line and mark as a small drawing."""
-    shape, dashes = SHAPES[place % len(SHAPES)], " ".join(map(str, DASHES[place % len(DASHES)]))
+    shape, dashes = SHAPES[index % len(SHAPES)], " ".join(map(str, DASHES[index % len(DASHES)]))
     line = f'<path class="line" d="M0,7H28" stroke-dasharray="{dashes}"/>'
     return f'<svg aria-hidden="true" width="28" height="14">{line}<path class="mark" d="{shape}"/></svg>'
 
 
 def _select(name: str, title: str, options: Sequence[str], chosen: str = "") -> str:
     rows = "".join(
-        f'<option value="{html.escape(each)}"{" selected" * (each == chosen)}>{html.escape(each)}</option>'
-        for each in options
+        f'<option value="{html.escape(option)}"{" selected" * (option == chosen)}>{html.escape(option)}</option>'
+        for option in options
     )
     return f'<label>{title} <select name="{name}">{rows}</select></label>'
 
@@ -242,36 +244,36 @@ def _cells(comparison: Comparison) -> Iterator[tuple[str, list[Variant], str]]:
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:
-    for cell, _, place in _cells(comparison):
+    for cell, _, cell_attribute in _cells(comparison):
         if words := headline(comparison, cell):
-            yield f'<p class="headline" {place}>{html.escape(words)}</p>'
+            yield f'<p class="headline" {cell_attribute}>{html.escape(words)}</p>'
 
 
 def _overview(comparison: Comparison) -> Iterator[str]:
-    """Yield what answers: a short table, who is best for its bytes, and what is wrong with a run."""
-    for cell, variants, place in _cells(comparison):
-        sheet, clear, reading = answer(comparison, cell)
-        bold = [(row, len(sheet.head) - 1) for row, certain in enumerate(clear) if certain]
-        yield from table(sheet, "Overview", f'class="overview scroll" {place}', figures=True, bold=bold)
+    """Yield the overview: a short table, which runs are best for their bytes, and what is wrong with a run."""
+    for cell, variants, cell_attribute in _cells(comparison):
+        text_table, clear, reading = answer(comparison, cell)
+        bold = [(row, len(text_table.head) - 1) for row, certain in enumerate(clear) if certain]
+        yield from table(text_table, "Overview", f'class="overview scroll" {cell_attribute}', figures=True, bold=bold)
         for words in (frontier_sentence(comparison, cell), *no_better(variants), *diverged(variants)):
-            yield f'<p class="conclusion" {place}>{_with_code(words)}</p>' if words else ""
+            yield f'<p class="conclusion" {cell_attribute}>{_with_code(words)}</p>' if words else ""
         for words in filter(None, (*convergence(variants), rounds_run(variants), reading)):
-            yield f'<p class="reading" {place}>{_with_code(words)}</p>'
+            yield f'<p class="reading" {cell_attribute}>{_with_code(words)}</p>'
 
 
 def _tables(comparison: Comparison) -> Iterator[str]:
-    for cell, variants, place in _cells(comparison):
-        accuracy, cost = accuracy_sheet(variants), cost_sheet(variants)
+    for cell, variants, cell_attribute in _cells(comparison):
+        accuracy, cost = accuracy_table(variants), cost_table(variants)
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
-        sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
-        yield from table(sheet, "All views and costs", f'class="sorted scroll" {place}', figures=True)
-        yield f'<p class="reading" {place}>{legend(comparison)}</p>'
+        text_table = TextTable(("run", *accuracy.head[1:], *cost.head[1:]), rows)
+        yield from table(text_table, "All views and costs", f'class="sorted scroll" {cell_attribute}', figures=True)
+        yield f'<p class="reading" {cell_attribute}>{legend(comparison)}</p>'
         for words in filter(None, (basis(variants), *conclusions(comparison, cell))):
-            yield f'<p class="conclusion" {place}>{_with_code(words)}</p>'
-        if classes := by_class.class_sheet(variants):
-            yield f"<h3 {place}>{by_class.TITLE}</h3>"
-            yield from table(classes, "By class", f'class="scroll" {place}')
-            yield f'<p class="reading" {place}>{by_class.READING}</p>'
+            yield f'<p class="conclusion" {cell_attribute}>{_with_code(words)}</p>'
+        if classes := by_class.class_table(variants):
+            yield f"<h3 {cell_attribute}>{by_class.TITLE}</h3>"
+            yield from table(classes, "By class", f'class="scroll" {cell_attribute}')
+            yield f'<p class="reading" {cell_attribute}>{by_class.READING}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
 
@@ -299,8 +301,8 @@ def _figures(chosen: Sequence[Figure]) -> Iterator[str]:
 
 def _details(comparison: Comparison) -> Iterator[str]:
     configs = [result.stored.config for result in comparison.results]
-    told = {key: value for key, value in configs[0].items() if key not in PLACES}  # because reports are passed on
-    shared = {key: value for key, value in told.items() if all(c.get(key) == value for c in configs)}
+    shareable = {key: value for key, value in configs[0].items() if key not in PLACES}  # because reports are passed on
+    shared = {key: value for key, value in shareable.items() if all(c.get(key) == value for c in configs)}
     words = ", ".join(f"{key} = {value}" for key, value in shared.items() if value not in ("", "auto"))
     yield f'<details><summary>Settings that all runs share</summary><p class="words">{html.escape(words)}</p></details>'
     rows = []
@@ -311,7 +313,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
         figures += [versions.get("sepal", NONE), versions.get("cpu", NONE)]
         rows.append([with_cell(variant.label, variant.cell), *figures])
     heads = ("run", "seeds", "rounds", "seconds", "Sepal", "processor")
-    yield from table(Sheet(heads, rows), "What was run")
+    yield from table(TextTable(heads, rows), "What was run")
     for variant in comparison.all_variants():
         if ":" in variant.method and variant.first.stored.title:  # of somebody's own, which no list of methods has
             words = f"{with_cell(variant.label, variant.cell)}: {variant.first.stored.title}"
@@ -319,7 +321,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
     yield from _privacy(comparison)
     if comparison.tuning:
         yield f"<h2>{html.escape(tuning_title(comparison))}</h2>"
-        yield from table(tuning_sheet(comparison), "What was searched")
+        yield from table(tuning_table(comparison), "What was searched")
         if note := tuning_note(comparison):
             yield f'<p class="reading">{html.escape(note)}.</p>'
 
@@ -327,7 +329,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
 def _privacy(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each run with ``privacy.clip`` that has ended."""
     for variant in comparison.all_variants():
-        found = variant.first.stored.summary or {}
-        if found.get("privacy"):
-            words = f"{with_cell(variant.label, variant.cell)}: {privacy_line(found)}"
+        summary = variant.first.stored.summary or {}
+        if summary.get("privacy"):
+            words = f"{with_cell(variant.label, variant.cell)}: {privacy_line(summary)}"
             yield f'<p class="reading">{html.escape(words)}</p>'

@@ -10,7 +10,7 @@ import altair as alt
 
 from sepal.report.data import with_cell
 from sepal.report.figure import FROM_DATA, PERCENT, Drawn, drawn_text, figure, label_of, named, shown
-from sepal.report.learned import Rows, readers
+from sepal.report.learned_rows import Rows, readers
 from sepal.report.marks import colour_of, name_axis
 from sepal.study.comparison import Comparison
 
@@ -31,8 +31,8 @@ def _named(rows: Rows) -> str:
 
 def _cited(comparison: Comparison, kind: str) -> str:
     """Return which paper's figure it is, in brackets, as the methods' records say."""
-    found = (readers(variant.method).get(kind) for variant in comparison.all_variants())
-    words = dict.fromkeys(reader.figure for reader in found if reader)
+    method_readers = (readers(variant.method).get(kind) for variant in comparison.all_variants())
+    words = dict.fromkeys(reader.figure for reader in method_readers if reader)
     return f" ({'; '.join(words)})" if words else ""
 
 

@@ -24,7 +24,7 @@ from rich.progress import (
 
 from sepal.report.tables import megabytes, percent
 from sepal.runs.stored_run import stored_config
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.storage.regular import is_regular
 from sepal.study.plans.model import PlannedRun
@@ -129,16 +129,16 @@ class RoundDisplay:
         """Show the round's line."""
         self.show(line)
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Remove the bar."""
         self.stop()
 
 
 @dataclass
-class _Going:
+class _ShownRun:
     task: TaskID
     file: Path
-    seen: int = 0  # bytes of the file read so far
+    bytes_read: int = 0  # of the file, so far
 
 
 class PlanDisplay:
@@ -156,7 +156,7 @@ class PlanDisplay:
         self._console, self._out, self._begun = console, Path(), time.monotonic()
         self._looked = self._begun - EVERY
         self._total, self._done = 0, 0
-        self._going: dict[str, _Going] = {}
+        self._going: dict[str, _ShownRun] = {}
         self._bars = bars(console, TimeElapsedColumn())
         self._all = self._bars.add_task("all runs", figures="")
 
@@ -180,7 +180,7 @@ class PlanDisplay:
         if not self._console.is_terminal:
             self._say(f"{run.name} begins")
         task = self._bars.add_task(run.name, total=None, figures="starting")
-        self._going[run.name] = _Going(task, self._out / run.name / "metrics.jsonl")
+        self._going[run.name] = _ShownRun(task, self._out / run.name / "metrics.jsonl")
 
     def end(self, name: str, trouble: str) -> None:
         """Show that a run has ended or, with ``trouble``, failed."""
@@ -211,20 +211,20 @@ class PlanDisplay:
         self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _new_line(going: _Going) -> bytes | None:
+def _new_line(going: _ShownRun) -> bytes | None:
     """Return the newest complete line since the last read; None if there is none."""
     if not is_regular(going.file):
         return None
     try:
-        if os.stat(going.file).st_size < going.seen:
-            going.seen = 0  # the run was continued, and deleted lines
+        if os.stat(going.file).st_size < going.bytes_read:
+            going.bytes_read = 0  # the run was continued, and deleted lines
         with going.file.open("rb") as file:
-            file.seek(going.seen)
+            file.seek(going.bytes_read)
             text = file.read()
     except OSError:
         return None
     whole = text[: text.rfind(b"\n") + 1]
-    going.seen += len(whole)
+    going.bytes_read += len(whole)
     return whole.splitlines()[-1] if whole else None
 
 

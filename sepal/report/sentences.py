@@ -18,12 +18,12 @@ def headline(comparison: Comparison, cell: str) -> str:
     """Return what a cell's runs show: the one run's accuracy and cost, or which has the highest mean; "" if nothing."""
     variants = comparison.variants(cell)
     ranked = sorted(
-        ((found.mean, variant) for variant in variants if (found := variant.accuracy("deployed"))),
-        key=lambda each: -comparison.measure.sign * each[0],
+        ((estimate.mean, variant) for variant in variants if (estimate := variant.accuracy("deployed"))),
+        key=lambda ranked_pair: -comparison.measure.sign * ranked_pair[0],
     )
     if not ranked:
         return first_point(variants[0].first.stored.config) if variants else ""
-    words = [*_one(ranked[0][1])] if len(variants) == 1 else [_several([variant for _, variant in ranked])]
+    words = [*_of_one_run(ranked[0][1])] if len(variants) == 1 else [_of_several([variant for _, variant in ranked])]
     return " ".join([*words, *_caveats(variants)])
 
 
@@ -34,7 +34,7 @@ def first_point(config: Mapping[str, Any]) -> str:
     return f"Not all clients have been evaluated yet: the first point comes {when} (evaluate-every = {every})."
 
 
-def _one(variant: Variant) -> Iterator[str]:
+def _of_one_run(variant: Variant) -> Iterator[str]:
     mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
     if mean and low:
         measure = variant.measure
@@ -44,7 +44,7 @@ def _one(variant: Variant) -> Iterator[str]:
         yield f"with {_sent(variant)} MB (deployed models: {variant.deployed})."
 
 
-def _several(ranked: list[Variant]) -> str:
+def _of_several(ranked: list[Variant]) -> str:
     """Return which variant has the best mean, and whether the next one is clearly behind it."""
     first, *others = ranked
     measure = first.measure
@@ -82,14 +82,14 @@ def _figures(variant: Variant) -> str:
 
 
 def _is_clear(first: Variant, second: Variant) -> bool:
-    found = first.difference_by_seed(second, "deployed")
-    return found is not None and found.spread is not None and abs(found.mean) > found.spread
+    difference = first.difference_by_seed(second, "deployed")
+    return difference is not None and difference.spread is not None and abs(difference.mean) > difference.spread
 
 
 def _few(first: Variant, second: Variant) -> str:
     """Return that there are too few seeds to tell two variants apart; "" if there are enough."""
-    found = first.difference_by_seed(second, "deployed")
-    count = found.count if found else 0
+    difference = first.difference_by_seed(second, "deployed")
+    count = difference.count if difference else 0
     if count >= SEEDS:
         return ""
     seeds = {0: "no seed that both have", 1: "one seed"}.get(count, f"{count} seeds")
@@ -120,37 +120,37 @@ def _caveats(variants: list[Variant]) -> Iterator[str]:
 
 
 def frontier_sentence(comparison: Comparison, cell: str) -> str:
-    """Return which variants are the best for their bytes, and what of that is noise; "" for a single one."""
+    """Return which variants are the best for their bytes, and which differences are noise; "" for a single variant."""
     variants = comparison.variants(cell)
     return on_frontier(frontier(entries(variants), comparison.measure)) if len(variants) > 1 else ""
 
 
-def on_frontier(places: Sequence[Standing]) -> str:
-    """Return which places are on the frontier: ``Best for their bytes: local (0 MB), fedpse (1.31 MB). …``; "" for one.
+def on_frontier(standings: Sequence[Standing]) -> str:
+    """Return who is on the frontier: ``Best for their bytes: local (0 MB), fedpse (1.31 MB). …``; "" for one standing.
 
     Neighbours are two that follow each other on the frontier.
 
     Args:
-        places: Of :func:`~sepal.study.frontier.frontier`.
+        standings: Of :func:`~sepal.study.frontier.frontier`.
     """
-    if len(places) < 2:
+    if len(standings) < 2:
         return ""
-    best = [place.entry for place in places if place.frontier]
+    best = [standing.entry for standing in standings if standing.frontier]
     names = ", ".join(f"{entry.label} ({size(entry.megabytes)} MB)" for entry in best)
     words = f"Best for {'their' if len(best) > 1 else 'its'} bytes: {names}."
-    seeds = min(len(place.entry.by_seed) for place in places)
+    seeds = min(len(standing.entry.by_seed) for standing in standings)
     if seeds < SEEDS:
         return (
             f"{words} {'One seed is' if seeds == 1 else f'{seeds} seeds are'} too few to tell differences from noise."
         )
-    pairs = [(one, other) for one, other in pairwise(best) if within_noise(one, other)]
+    pairs = [(left, right) for left, right in pairwise(best) if within_noise(left, right)]
     if len(best) == 1:
         return words
     if len(pairs) == len(best) - 1:
         return f"{words} {_THE_DIFFERENCES[len(pairs) > 1]} within noise."
     if not pairs:
         return f"{words} {_THE_DIFFERENCES[len(best) > 2]} clear."
-    noise = ", ".join(f"{one.label} and {other.label}" for one, other in pairs)
+    noise = ", ".join(f"{left.label} and {right.label}" for left, right in pairs)
     return f"{words} Within noise of each other: {noise}."
 
 

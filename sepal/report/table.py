@@ -1,4 +1,4 @@
-"""A sheet as an HTML table, sorted by a click (page.js)."""
+"""A text table as an HTML table, sorted by a click (page.js)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import html
 import re
 from collections.abc import Collection, Iterator
 
-from sepal.report.sheets import NONE, Sheet
+from sepal.report.text_tables import NONE, TextTable
 
 
 def table(
-    sheet: Sheet,
+    text_table: TextTable,
     label: str,
     attributes: str = 'class="scroll"',
     *,
@@ -20,23 +20,23 @@ def table(
     """Yield a table that scrolls, with ``label`` as its name for screen readers.
 
     Args:
-        sheet: The table.
+        text_table: The table.
         label: Its name.
         attributes: Of its element.
         figures: Whether its columns hold figures: a click on a head sorts it, and columns without one are left out.
         bold: Row and column of the cells that are marked.
     """
-    kept = [n for n in range(1, len(sheet.head)) if not figures or any(row[n] != NONE for row in sheet.rows)]
-    first, *others = (html.escape(sheet.head[n]).replace("\n", "<br>") for n in (0, *kept))
+    kept = [n for n in range(1, len(text_table.head)) if not figures or any(row[n] != NONE for row in text_table.rows)]
+    first, *others = (html.escape(text_table.head[n]).replace("\n", "<br>") for n in (0, *kept))
     if figures:
         others = [f'<button type="button" class="sort">{head}</button>' for head in others]
     heads = f"<th>{first}</th>" + "".join(f'<th scope="col">{head}</th>' for head in others)
     yield f'<section {attributes} tabindex="0" aria-label="{label}"><table><thead><tr>{heads}</tr></thead><tbody>'
-    for place, row in enumerate(sheet.rows):
+    for row_index, row in enumerate(text_table.rows):
         cells = ""
         for n in kept:
             words = html.escape(row[n]).replace("± ", "±\u00a0").replace("≤ ", "≤\u00a0")  # lines break before these
-            words = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", "\u00a0"), words)  # an interval
-            cells += f"<td><strong>{words}</strong></td>" if (place, n) in bold else f"<td>{words}</td>"
+            words = re.sub(r"\[[^]]*\]", lambda interval: interval[0].replace(" ", "\u00a0"), words)  # an interval
+            cells += f"<td><strong>{words}</strong></td>" if (row_index, n) in bold else f"<td>{words}</td>"
         yield f'<tr><th scope="row">{html.escape(row[0])}</th>{cells}</tr>'
     yield "</tbody></table></section>"

@@ -15,14 +15,15 @@ from sepal.errors import one_line
 from sepal.report import sentences
 from sepal.report.answer import answer
 from sepal.report.convergence import convergence
-from sepal.report.sheets import (
+from sepal.report.sizes import size
+from sepal.report.text_tables import (
     NONE,
-    Sheet,
-    accuracy_sheet,
+    TextTable,
+    accuracy_table,
     basis,
     conclusions,
-    cost_sheet,
-    difference_sheet,
+    cost_table,
+    difference_table,
     diverged,
     legend,
     no_better,
@@ -32,11 +33,10 @@ from sepal.report.sheets import (
     title_of,
     together_line,
     tuning_note,
-    tuning_sheet,
+    tuning_table,
     tuning_title,
     without_yardsticks,
 )
-from sepal.report.sizes import size
 from sepal.runs.json_lines import Line
 from sepal.runs.stored_run import StoredRun
 from sepal.study.comparison import Comparison
@@ -170,20 +170,20 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
     table = new_table(f"At the end, over all clients: {measure.name}{measure.in_unit}")
     for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "validation's\nbest (round)"):
         table.add_column(name, justify="left" if name in ("method", "view") else "right")
-    for each in (run, yardstick):
-        if each is None or each.summary is None:
+    for shown_run in (run, yardstick):
+        if shown_run is None or shown_run.summary is None:
             continue
-        found = headline_of(each.summary)
-        deployed = each.deployed
-        for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
-            figures = found[view]
+        view_figures = headline_of(shown_run.summary)
+        deployed = shown_run.deployed
+        for view in sorted(view_figures, key=lambda view: view != deployed):  # first the one that users predict with
+            figures = view_figures[view]
             mark = " (deployed)" * (view == deployed)
-            cells = [printable(each.config["method"]), printable(view) + mark]
+            cells = [printable(shown_run.config["method"]), printable(view) + mark]
             if figures is None:
                 table.add_row(*cells, *["-"] * 5)
                 continue
             cells += [measure.number(figures[key]) for key in ("mean", "weighted", "std", "bottom_decile")]
-            table.add_row(*cells, best(figures["best"], each.summary["rounds"], measure))
+            table.add_row(*cells, best(figures["best"], shown_run.summary["rounds"], measure))
     return table
 
 
@@ -191,12 +191,12 @@ def capacity_table(summary: Mapping[str, Any]) -> Table:
     """Return the mean accuracy by quarter of the clients' capacities."""
     measure = measure_of(summary)
     table = new_table(f"At the end, by capacity: mean {measure.name}{measure.in_unit}")
-    views = [view for view, found in headline_of(summary).items() if found]
+    views = [view for view, group_figures in headline_of(summary).items() if group_figures]
     for name in ("capacity", "clients", *map(printable, views)):
         table.add_column(name, justify="left" if name == "capacity" else "right")
-    for group, found in summary["by_capacity"].items():
-        clients = max(figures["clients"] for figures in found.values())
-        cells = [measure.number(found[view]["mean"]) if view in found else "-" for view in views]
+    for group, group_figures in summary["by_capacity"].items():
+        clients = max(figures["clients"] for figures in group_figures.values())
+        cells = [measure.number(group_figures[view]["mean"]) if view in group_figures else "-" for view in views]
         table.add_row(printable(group), str(clients), *cells)
     return table
 
@@ -245,18 +245,18 @@ def print_comparison(console: Console, comparison: Comparison, everything: bool 
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
         paragraphs(sentences.headline(comparison, cell))
-        sheet, clear, reading = answer(comparison, cell)
-        last = len(sheet.head) - 1
-        print_sheet(console, sheet, bold=[(row, last) for row, certain in enumerate(clear) if certain])
+        text_table, clear, reading = answer(comparison, cell)
+        last = len(text_table.head) - 1
+        print_text_table(console, text_table, bold=[(row, last) for row, certain in enumerate(clear) if certain])
         paragraphs(sentences.frontier_sentence(comparison, cell))
         paragraphs(*no_better(variants), *diverged(variants), *convergence(variants), rounds_run(variants))
         console.print(escape(reading), style="italic", highlight=False)
         say(" ")
-        for found, *words in _further(comparison, cell) if everything else ():
-            print_sheet(console, found)
+        for further_sheet, *words in _further(comparison, cell) if everything else ():
+            print_text_table(console, further_sheet)
             paragraphs(*words)
     if everything:
-        print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
+        print_text_table(console, tuning_table(comparison), tuning_title(comparison), left=True)
         paragraphs(tuning_note(comparison))
         say(*comparison.notes)
         console.print(legend(comparison), style="italic", highlight=False)
@@ -266,14 +266,14 @@ def print_comparison(console: Console, comparison: Comparison, everything: bool 
 def _further(comparison: Comparison, cell: str) -> Iterator[tuple[Any, ...]]:
     """Yield the other tables of a cell, each with what is said below it."""
     variants = comparison.variants(cell)
-    yield (accuracy_sheet(variants),)
-    yield cost_sheet(variants), basis(variants)
-    yield difference_sheet(comparison, cell), *conclusions(comparison, cell)
+    yield (accuracy_table(variants),)
+    yield cost_table(variants), basis(variants)
+    yield difference_table(comparison, cell), *conclusions(comparison, cell)
 
 
-def print_sheet(
+def print_text_table(
     console: Console,
-    sheet: Sheet,
+    text_table: TextTable,
     title: str | None = None,
     left: bool = False,
     bold: Collection[tuple[int, int]] = (),
@@ -284,35 +284,35 @@ def print_sheet(
 
     Args:
         console: The console.
-        sheet: The table; nothing is printed without rows.
+        text_table: The table; nothing is printed without rows.
         title: What stands above it.
         left: Whether its columns hold text, which may be wrapped, instead of figures.
         bold: Row and column of the cells that are marked.
     """
 
     def written(row: int, column: int) -> str:
-        cell = "-" if sheet.rows[row][column] == NONE else escape(sheet.rows[row][column])
+        cell = "-" if text_table.rows[row][column] == NONE else escape(text_table.rows[row][column])
         return f"[bold]{cell}[/bold]" if (row, column) in bold else cell
 
     def part(columns: Sequence[int]) -> Table:
         table = new_table(title)
         table.padding = (0, 1, 0, 0) if left else 0
-        table.add_column(sheet.head[0], overflow="fold", max_width=None if left else console.width // NAMES)
+        table.add_column(text_table.head[0], overflow="fold", max_width=None if left else console.width // NAMES)
         for number in columns:
-            table.add_column(sheet.head[number], justify="left" if left else "right", no_wrap=not left)
-        for place, row in enumerate(sheet.rows):
-            table.add_row(escape(row[0]), *(written(place, n) for n in columns))
+            table.add_column(text_table.head[number], justify="left" if left else "right", no_wrap=not left)
+        for row_index, row in enumerate(text_table.rows):
+            table.add_row(escape(row[0]), *(written(row_index, n) for n in columns))
         return table
 
-    if not sheet.rows:
+    if not text_table.rows:
         return
-    columns = [n for n in range(1, len(sheet.head)) if left or any(row[n] != NONE for row in sheet.rows)]
+    columns = [n for n in range(1, len(text_table.head)) if left or any(row[n] != NONE for row in text_table.rows)]
     parts: list[list[int]] = [columns] if left else [[]]
     for number in [] if left else columns:
         wide = Measurement.get(console, console.options.update(max_width=1000), part([*parts[-1], number])).maximum
         if parts[-1] and wide > console.width:
             parts.append([])
         parts[-1].append(number)
-    for each in parts:
-        console.print(part(each))
+    for part_columns in parts:
+        console.print(part(part_columns))
         console.print()  # printing a table ignores `end`

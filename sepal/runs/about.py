@@ -86,10 +86,10 @@ def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
         alone: Whether server and clients are one process or one machine's simulation, so that the server's data is that
             of the clients. A deployment stores nothing about data.
     """
-    method, task, info = assembly.method, assembly.task, assembly.info
+    method, setup, info = assembly.method, assembly.setup, assembly.info
     named = {"name": method.name, "title": method.title, "deployed": method.deployed}
     about: dict[str, Any] = {"format": FORMAT, "method": named}
-    about |= described(task.learning.scoring)
+    about |= described(setup.task.scoring)
     if alone and not assembly.data.private:
         facts = {"classes": info.classes, "input_shape": list(info.input_shape), "vocabulary": info.vocabulary}
         names = list(info.class_names) if sum(map(len, info.class_names)) + info.classes <= MOST_NAMED else []
@@ -132,7 +132,7 @@ def _counted(assembly: Assembly) -> dict[str, list[int]] | None:
 
     None where targets are no class numbers, or there are more than ``MOST_COUNTS``.
     """
-    config, data = assembly.task.config, assembly.data
+    config, data = assembly.setup.config, assembly.data
     if config.clients * assembly.info.classes > MOST_COUNTS:
         return None
     if config.task != CLASSIFICATION or not isinstance(data, DealtData) or not config.clients:

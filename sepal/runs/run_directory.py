@@ -28,7 +28,7 @@ from sepal.runs.places import IN_PROCESS
 from sepal.runs.privacy import check_accountant
 from sepal.runs.stored_run import ABOUT, FREE, begun, stored_about, stored_config, stored_summary
 from sepal.runs.summary import plain, summarise
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.files import check_owner, private_directory, write_atomically
@@ -64,18 +64,18 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None) -> None:
-        check_accountant(assembly.task.config)
-        assembly.method.make_server(assembly.task)  # refuses what cannot run, before there is a directory
-        if from_round is not None and assembly.task.config.privacy.noise:
+        check_accountant(assembly.setup.config)
+        assembly.method.make_server(assembly.setup)  # refuses what cannot run, before there is a directory
+        if from_round is not None and assembly.setup.config.privacy.noise:
             expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
             raise ConfigError("--from-round", expected, from_round)
         if from_round is not None and not begun(path):
             raise ConfigError("--from-round", "a run that was started", path.name)
-        prefix = f"{method_name(assembly.task.config.method)}."
-        back = FREE_BACK.union(marked(type(assembly.task.hyper), Mark.FREE_BACK, prefix=prefix))
+        prefix = f"{method_name(assembly.setup.config.method)}."
+        back = FREE_BACK.union(marked(type(assembly.setup.hyper), Mark.FREE_BACK, prefix=prefix))
         self._free = FREE if from_round is None else FREE | back
         self.path, self._assembly, self._engine = path, assembly, engine
-        self._total = assembly.task.config.rounds
+        self._total = assembly.setup.config.rounds
         self._new = not os.path.exists(path)  # pathlib raises errors for odd names
         try:
             private_directory(path)
@@ -93,11 +93,11 @@ class RunDirectory:
             raise
 
     def _check_config(self) -> None:
-        task = self._assembly.task
+        setup = self._assembly.setup
         current = {
-            **task.config.flat(),
+            **setup.config.flat(),
             "name": self.path.name,
-            **flatten(task.hyper, f"{method_name(task.config.method)}."),
+            **flatten(setup.hyper, f"{method_name(setup.config.method)}."),
         }
         stored = stored_config(self.path)
         if begun(self.path):
@@ -106,7 +106,7 @@ class RunDirectory:
                 path = self.path / "config.toml"
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
             method = self._assembly.method
-            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(task.config.method)}.")}
+            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(setup.config.method)}.")}
             begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
             self._free |= {"final-model"}  # a run keeps both models
             if self.completed and self._extends(begun_with["rounds"]):
@@ -137,14 +137,14 @@ class RunDirectory:
         Raises:
             ConfigError: See above.
         """
-        wanted, store = self._assembly.task.config.final_model, self.store()
-        if wanted == "best" and store.best() is None:
+        final_model, store = self._assembly.setup.config.final_model, self.store()
+        if final_model == "best" and store.best() is None:
             expected = "last: the run kept no best models, for want of an evaluation on validation data before its end"
-            raise ConfigError("final-model", expected, wanted)
+            raise ConfigError("final-model", expected, final_model)
         last = (stored_summary(self.path) or {})["rounds"]
-        if self._assembly.task.config.privacy.noise and last not in store.rounds():
+        if self._assembly.setup.config.privacy.noise and last not in store.rounds():
             expected = "as it was: privacy.noise undoes no round, and the last one has no checkpoint"
-            raise ConfigError("final-model", expected, wanted)
+            raise ConfigError("final-model", expected, final_model)
 
     def _extends(self, rounds: object) -> bool:
         """Return whether the run has more rounds than the ``rounds`` with which it was started, and may have them.
@@ -157,9 +157,9 @@ class RunDirectory:
             return False
         if summary.get("stopped"):
             raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", total)
-        if self._assembly.task.config.privacy.noise and rounds not in self.store().rounds():
+        if self._assembly.setup.config.privacy.noise and rounds not in self.store().rounds():
             raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", total)
-        by = method.name if method.scheduled else self._assembly.task.config.schedule
+        by = method.name if method.scheduled else self._assembly.setup.config.schedule
         if by != "constant":
             expected = f"{rounds}, as the run was started: the schedule of {by} depends on it"
             raise ConfigError("rounds", expected, total)
@@ -209,7 +209,7 @@ class RunDirectory:
         append(self.path / "ledger.jsonl", (plain(asdict(entry)) for entry in record.ledger))
         append(self.path / "metrics.jsonl", [plain(line)])
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Write the summary, which marks the run as complete."""
         name, engine, rounds = self.path.name, self._engine, self._total
         summary = summarise(self._assembly, progress, report, name=name, engine=engine, rounds=rounds)

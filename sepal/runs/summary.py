@@ -20,7 +20,7 @@ from sepal.data.own import PRIVATE
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.runs.privacy import privacy
-from sepal.server.report import Report, described, key_of, populations
+from sepal.server.report import RunFigures, described, key_of, populations
 from sepal.server.run_state import RunState
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly
@@ -29,7 +29,7 @@ GIT_SECONDS = 10
 
 
 def summarise(
-    assembly: Assembly, progress: RunState, report: Report, *, name: str, engine: str, rounds: int
+    assembly: Assembly, progress: RunState, report: RunFigures, *, name: str, engine: str, rounds: int
 ) -> dict[str, Any]:
     """Return the summary of a run whose closing round is done.
 
@@ -41,9 +41,9 @@ def summarise(
         engine: Name of the engine.
         rounds: The most rounds that the run might have had, without the closing round.
     """
-    config, done = assembly.task.config, progress.round - 1
+    config, done = assembly.setup.config, progress.round - 1
     clients_sha256 = digest_clients(report.digests)
-    algorithm = assembly.method.make_server(assembly.task)
+    algorithm = assembly.method.make_server(assembly.setup)
     return {
         "name": name,
         "run": progress.run,
@@ -94,7 +94,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def accuracy(report: Report, view: str) -> dict[str, Any] | None:
+def accuracy(report: RunFigures, view: str) -> dict[str, Any] | None:
     """Return the figures of the last full evaluation and those of the best round; None if there are none."""
     if view not in report.accuracy:
         return None
@@ -103,7 +103,7 @@ def accuracy(report: Report, view: str) -> dict[str, Any] | None:
     return {**report.accuracy[view], "best": chosen}
 
 
-def reason(assembly: Assembly, report: Report, view: str) -> str:
+def reason(assembly: Assembly, report: RunFigures, view: str) -> str:
     """Return why a view is null."""
     if not report.accuracy:
         return "no client sent an accuracy: none has test data, or none sends them (sepal join --no-accuracies)"

@@ -20,8 +20,8 @@ from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size, message_bytes
 from sepal.server.questions import Questions
-from sepal.server.roster import PATIENCE, Connections, Pending
-from sepal.server.run import Run
+from sepal.server.roster import PATIENCE, Connections, PendingQuery
+from sepal.server.run import ServerRun
 
 log = logging.getLogger("sepal")
 
@@ -36,7 +36,7 @@ class Contact:
         pause: Seconds before a draw that found too few clients is repeated.
     """
 
-    def __init__(self, grid: Grid, run: Run, connections: Connections, pause: float) -> None:
+    def __init__(self, grid: Grid, run: ServerRun, connections: Connections, pause: float) -> None:
         self._grid, self._run, self.connections, self._pause = grid, run, connections, pause
         self.local = isinstance(grid, LocalGrid)
         self._exchange = Exchange(grid)
@@ -46,7 +46,7 @@ class Contact:
             from sepal.flower.nodes import names  # imports Flower's database: a second
 
             connections.bound = partial(names, grid)
-            bound_replies(largest_reply(run.task))
+            bound_replies(largest_reply(run.setup))
 
     @property
     def draws(self) -> bool:
@@ -85,7 +85,7 @@ class Contact:
             time.sleep(POLL)
             _warn(self.connections.refresh(self.online(), self.ask, again=True))
 
-    def ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError | Pending]:
+    def ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError | PendingQuery]:
         """Query nodes for the roster (:class:`sepal.server.roster.Ask`)."""
         limit = min(timeout, self._run.config.timeout)
         if not self.local:
@@ -119,7 +119,7 @@ class Contact:
 
     def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
         try:
-            check_size(message_bytes(content), most_message_bytes(self._run.task))
+            check_size(message_bytes(content), most_message_bytes(self._run.setup))
             reply = read_reply(content)[0]
             check_answer(order, reply)
             return reply

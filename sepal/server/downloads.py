@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sepal.method.interface import Task
+from sepal.method.interface import RunSetup
 from sepal.protocol.messages import Content
 from sepal.protocol.payloads import seal
 from sepal.protocol.types import Payload
@@ -60,29 +60,29 @@ def payload_bytes(payload: Payload) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-def room(task: Task) -> int:
+def room(setup: RunSetup) -> int:
     """Return how many bytes of downloads a round may keep; the same limit applies to its decoded uploads.
 
     Eight dense models, but at least 32 MiB and at most 256 MiB; what does not fit is read or composed again when it is
     needed. It does not depend on the number of clients.
     """
-    return min(256 * MEBIBYTE, max(32 * MEBIBYTE, 8 * 4 * sum(parameter.size for parameter in task.layout)))
+    return min(256 * MEBIBYTE, max(32 * MEBIBYTE, 8 * 4 * sum(parameter.size for parameter in setup.layout)))
 
 
-def most_message_bytes(task: Task) -> int:
+def most_message_bytes(setup: RunSetup) -> int:
     """Return the size of the largest reply that the server takes: ``max-message-bytes``.
 
     By default twice the bytes of the method's largest message, dense in float32, and 64 KiB for a reply's head, figures
     and facts.
     """
-    scoring = task.learning.scoring
+    scoring = setup.task.scoring
     sums = 0 if scoring.counted else 8 * scoring.size * 2 * len((*CLOSING_VIEWS, *further_views(True, True)))
-    return task.config.max_message_bytes or 2 * 4 * task.hyper.largest_message(task) + (64 << 10) + sums
+    return setup.config.max_message_bytes or 2 * 4 * setup.hyper.largest_message(setup) + (64 << 10) + sums
 
 
-def largest_reply(task: Task) -> int:
+def largest_reply(setup: RunSetup) -> int:
     """Return how many bytes of a reply are pulled: twice :func:`most_message_bytes`, at least 16 MiB.
 
     A reply between the two limits is entered in the ledger with its size. A larger one is not assembled.
     """
-    return max(16 * MEBIBYTE, 2 * most_message_bytes(task))
+    return max(16 * MEBIBYTE, 2 * most_message_bytes(setup))

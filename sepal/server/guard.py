@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.method.algorithms import ServerAlgorithm
-from sepal.method.interface import Task
+from sepal.method.interface import RunSetup
 from sepal.storage.serialize import flatten
 
 MOST_GROWTH = 10.0  # in a round, of the model's norm
@@ -32,28 +32,28 @@ class Guard:
 
     Args:
         algorithm: The server algorithm.
-        task: Has W_0.
+        setup: Has W_0.
         before: The server algorithm's state from which the round starts.
     """
 
-    def __init__(self, algorithm: ServerAlgorithm[Any], task: Task, before: Any) -> None:
-        self._algorithm, self._task, self._before = algorithm, task, before
+    def __init__(self, algorithm: ServerAlgorithm[Any], setup: RunSetup, before: Any) -> None:
+        self._algorithm, self._setup, self._before = algorithm, setup, before
         self._unbounded: tuple[str, ...] = getattr(algorithm, "unbounded", ())
 
     @cached_property
     def _scale(self) -> float:
         """The norm of the model from which the round starts, at least 1; of W_0 where the server has no model."""
-        return max(1.0, _norm(self._algorithm.model(self._before) or self._task.weights))
+        return max(1.0, _norm(self._algorithm.model(self._before) or self._setup.weights))
 
     @cached_property
     def _noise(self) -> float:
         """What ``privacy.*`` may add to a change: √d standard deviations over d entries, and six to spare."""
-        privacy, entries = self._task.config.privacy, sum(parameter.size for parameter in self._task.layout)
+        privacy, entries = self._setup.config.privacy, sum(parameter.size for parameter in self._setup.layout)
         return privacy.clip * (1 + privacy.noise * (math.sqrt(entries) + 6))
 
     @cached_property
     def _first_scale(self) -> float:
-        return max(1.0, _norm(self._task.weights))
+        return max(1.0, _norm(self._setup.weights))
 
     def refused_change(self, changes: Mapping[str, tuple[float, float]]) -> tuple[str, str] | None:
         """Return what was expected of an upload and what it has, for the first tensor that changes too much.
@@ -84,7 +84,7 @@ class Guard:
             if not change <= most:
                 return f"{name} changes by a norm of {change:.4g}, expected at most {most:.4g}"
             norm = _length(array)
-            limit = MOST_TOTAL_GROWTH * self._first_scale + self._task.config.rounds * self._noise
+            limit = MOST_TOTAL_GROWTH * self._first_scale + self._setup.config.rounds * self._noise
             if not norm <= limit:
                 return f"{name} has a norm of {norm:.4g}, expected at most {limit:.4g}, {MOST_TOTAL_GROWTH:g} × W_0's"
         return ""

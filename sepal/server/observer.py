@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.tasks.scoring import headline, measure_of
 
@@ -20,7 +20,7 @@ class Observer(Protocol):
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """A round is done, or was replayed; ``line`` is its line of metrics.jsonl."""
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """The closing round is done and its checkpoint written."""
 
 
@@ -53,5 +53,5 @@ class RoundLines:
         which = "closing evaluation" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
         self._log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Do nothing: the last round was logged."""

@@ -11,14 +11,14 @@ from sepal.server.contact import Contact
 from sepal.server.drawing import await_nodes
 from sepal.server.roster import Connections, wait
 from sepal.server.rules import check_replies, require_capacity
-from sepal.server.run import Run
+from sepal.server.run import ServerRun
 from sepal.server.run_state import RunState, admit
 from sepal.server.sampling import draw_novel
 
 log = logging.getLogger("sepal")
 
 
-def await_clients(run: Run, contact: Contact, settle: float) -> RunState:
+def await_clients(run: ServerRun, contact: Contact, settle: float) -> RunState:
     """Wait until the clients that ``run`` needs have registered, and refuse from now on those that may not take part.
 
     Args:
@@ -56,14 +56,14 @@ def await_clients(run: Run, contact: Contact, settle: float) -> RunState:
     return state
 
 
-def _wait(run: Run, contact: Contact, needed: Sequence[str] | int, settle: float) -> None:
+def _wait(run: ServerRun, contact: Contact, needed: Sequence[str] | int, settle: float) -> None:
     config = run.config
     enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(run.state.members))
     connections, gone = contact.connections, contact.note_evicted
     wait(connections, contact.online, contact.ask, needed, config.timeout, settle, enough, gone, not contact.local)
 
 
-def admitted(run: Run, connections: Connections) -> RunState:
+def admitted(run: ServerRun, connections: Connections) -> RunState:
     """Return the state of a new run with the clients that have registered, some of them novel.
 
     Raises:

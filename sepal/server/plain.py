@@ -1,8 +1,8 @@
 """MethodStrategy: a method as a Flower Strategy in memory, which Flower's own ``start`` drives.
 
-The rounds are those of a durable run (:mod:`sepal.server.strategy`): the same :class:`~sepal.server.run.Run` has the
-state, and the same :class:`~sepal.server.round.Round` composes messages and checks replies. What the strategy and its
-clients keep, and what is refused, is in docs/decisions/0033-plain-flower.md.
+The rounds are those of a durable run (:mod:`sepal.server.strategy`): the same :class:`~sepal.server.run.ServerRun` has
+the state, and the same :class:`~sepal.server.round.Round` composes messages and checks replies. What the strategy and
+its clients keep, and what is refused, is in docs/decisions/0033-plain-flower.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.errors import ConfigError, RosterError, RoundError, SepalError, causes_of
-from sepal.method.interface import Method, Task
+from sepal.method.interface import Method, RunSetup
 from sepal.protocol.messages import Order, read_reply, write_order
 from sepal.protocol.types import Kind
 from sepal.server.accuracy import view_figures
@@ -31,7 +31,7 @@ from sepal.server.plain_contact import PlainContact, log
 from sepal.server.recovery import REMEDY
 from sepal.server.round import Round
 from sepal.server.rules import require_capacity
-from sepal.server.run import Run
+from sepal.server.run import ServerRun
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import MemoryRunStore
 from sepal.server.sampling import sample
@@ -69,13 +69,13 @@ class Prepared:
 
     Attributes:
         method: The method's record.
-        task: Model layout, initial weights and configuration.
+        setup: Model layout, initial weights and configuration.
         client_keys: The keys that clients get.
         notes: Lines to show when the run starts.
     """
 
     method: Method
-    task: Task
+    setup: RunSetup
     client_keys: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -124,7 +124,7 @@ class MethodStrategy(Strategy):
         self._clear()
 
     def _clear(self) -> None:
-        self._run: Run | None = None
+        self._run: ServerRun | None = None
         self._contact: PlainContact | None = None
         self._round: tuple[Round, RoundStart] | None = None
         self._evaluation: _Evaluation | None = None
@@ -137,7 +137,7 @@ class MethodStrategy(Strategy):
         return self._contact
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ServerRun:
         """The run's state and figures.
 
         Raises:
@@ -206,8 +206,8 @@ class MethodStrategy(Strategy):
             raise RosterError("clients", expected, f"{len(connections.nodes)}{causes}")
         shape, classes = contact.size or ("", 0)
         prepared = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(connections.nodes)))
-        set_threads(prepared.task.config.threads)
-        run = Run(prepared.method, prepared.task, MemoryRunStore())
+        set_threads(prepared.setup.config.threads)
+        run = ServerRun(prepared.method, prepared.setup, MemoryRunStore())
         connections.least = require_capacity(run.method, run.config.width, connections.infos)
         if run.method.uses_capacity:
             second = run.algorithm.plan(2)  # as in sepal.server.opening
@@ -222,7 +222,12 @@ class MethodStrategy(Strategy):
     def _whole(self) -> bool:
         """Whether the method's global model has all tensors of W_0."""
         run = self.run
-        return run.algorithm.model(run.state.server).keys() == run.task.weights.keys() <= self.contact.arrays.keys()
+        return run.algorithm.model(run.state.server).keys() == run.setup.weights.keys() <= self.contact.arrays.keys()
+
+    def _drawn(self, connected: Sequence[str], share: float, server_round: int, purpose: str = "sample") -> list[str]:
+        """Return a share of the clients that are connected, at least one of them, drawn for a round and purpose."""
+        count = max(1, int(share * len(connected)))
+        return sample(connected, count, self.run.config.seed, server_round, purpose)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -248,10 +253,9 @@ class MethodStrategy(Strategy):
         connected = contact.connected(start.state.participants)
         if not connected and start.plan.who != "none":
             raise RoundError(f"round {server_round}", "a client that is connected", "none")
-        count = max(1, int(len(connected) * self._train))
-        drawn = sample(connected, count, run.config.seed, server_round)
-        task = replace(run.task, config=run.config.model_copy(update={"clients_per_round": count}))
-        round = Round(start, task, run.store, joined, stores, drawn=drawn, local=False)
+        drawn = self._drawn(connected, self._train, server_round)
+        setup = replace(run.setup, config=run.config.model_copy(update={"clients_per_round": max(1, len(drawn))}))
+        round = Round(start, setup, run.store, joined, stores, drawn=drawn, local=False)
         self._round = round, start
         contents: list[tuple[int, str, RecordDict]] = []
 
@@ -297,7 +301,7 @@ class MethodStrategy(Strategy):
         if model:
             whole = dict(contact.arrays) if self._whole else {}
             self._arrays = ArrayRecord({**whole, **{name: Array(np.asarray(value)) for name, value in model.items()}})
-        figures = self._figures([reply.found for reply in record.replies.values()], ("received", "trained"))
+        figures = self._figures([reply.figures for reply in record.replies.values()], ("received", "trained"))
         sent = {f"bytes-{way}": line["bytes"][way] for way in ("up", "down")}
         return self._arrays if model else None, MetricRecord({**figures, **sent, "clients": len(record.replies)})
 
@@ -316,10 +320,9 @@ class MethodStrategy(Strategy):
         connected = contact.connected(start.state.members)
         if not self._evaluate or not connected or (start.plan.who == "none" and not start.closing):
             return []
-        downloads, contents, orders = Downloads(start, room(run.task)), [], {}
+        downloads, contents, orders = Downloads(start, room(run.setup)), [], {}
         views = tuple(dict.fromkeys(("received", run.method.deployed)))
-        count = max(1, int(len(connected) * self._evaluate))
-        for name in sample(connected, count, run.config.seed, server_round, "evaluate"):
+        for name in self._drawn(connected, self._evaluate, server_round, "evaluate"):
             base, content = run.state.versions.get(name, ""), downloads.get(name).content
             order = Order(run.state.run, Kind.ADAPT, start.plan_of(name), base, base, views)
             orders[name] = order, content.digest()
@@ -333,7 +336,7 @@ class MethodStrategy(Strategy):
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is None:
             return None
-        answers, contact, scoring = [], self.contact, self.run.task.learning.scoring
+        answers, contact, scoring = [], self.contact, self.run.setup.task.scoring
         for name, message in contact.named(list(replies)):
             if name not in evaluation.orders or contact.failure(name, message):
                 continue
@@ -341,7 +344,7 @@ class MethodStrategy(Strategy):
             try:
                 reply, content = read_reply(message.content)
                 check_reply(order, evaluation.start.state.roster[name], download, reply, content, scoring)
-                answers.append(reply.found)
+                answers.append(reply.figures)
             except SepalError as reason:
                 contact.tell(name, str(reason))
         deployed = self.run.method.deployed
@@ -352,7 +355,7 @@ class MethodStrategy(Strategy):
 
     def _figures(self, answers: Sequence[Mapping[str, Any]], views: Sequence[str]) -> dict[str, float]:
         """Return the headline of each view over all clients' examples, as ``received-accuracy``."""
-        scoring, figures = self.run.task.learning.scoring, {}
+        scoring, figures = self.run.setup.task.scoring, {}
         for view in views:
             if values := view_figures(answers, view, scoring=scoring):
                 figures[f"{view}-{scoring.measure.name}"] = values["weighted"]

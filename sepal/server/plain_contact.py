@@ -14,7 +14,7 @@ from sepal.errors import RosterError, SepalError, printable
 from sepal.protocol.messages import CAUSE, INITIAL, KEYS, SIZES, Content, Order, Reply, read_reply, write_order
 from sepal.protocol.types import Kind, Plan, Scalar
 from sepal.server.answers import check_answer
-from sepal.server.roster import PATIENCE, Connections, Pending
+from sepal.server.roster import PATIENCE, Connections, PendingQuery
 
 log = logging.getLogger("flwr")  # where Flower's users look
 
@@ -52,14 +52,14 @@ class PlainContact:
             self.tell("refused", str(refusal))
         return refusals
 
-    def _ask(self, grid: Grid, nodes: Sequence[int]) -> Mapping[int, Reply | SepalError | Pending]:
+    def _ask(self, grid: Grid, nodes: Sequence[int]) -> Mapping[int, Reply | SepalError | PendingQuery]:
         order = Order(self._id, Kind.QUERY, Plan(0))
         messages = []
         for node in nodes:
             records = write_order(order, Content())
             records[INITIAL], records[KEYS] = self.arrays, ConfigRecord(dict(self.keys))
             messages.append((node, MessageType.QUERY, records))
-        answers: dict[int, Reply | SepalError | Pending] = {}
+        answers: dict[int, Reply | SepalError | PendingQuery] = {}
         for message in grid.send_and_receive(self.messages(messages, 0), timeout=self.timeout):
             node = self._node(message)
             if reason := self.failure(f"node {node}", message):

@@ -16,7 +16,7 @@ from sepal.errors import SepalError
 from sepal.protocol.messages import Content, Order, Reply, write_order
 from sepal.protocol.types import Kind
 from sepal.server.exchange import Exchange
-from sepal.server.roster import Pending
+from sepal.server.roster import PendingQuery
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Questions:
         self.exchange.post(fresh, Kind.QUERY, write_order(order, Content()), group, ttl, take, fail)
         self._next_look = 0.0
 
-    def ask(self, nodes: Sequence[int], timeout: float) -> dict[int, Reply | SepalError | Pending]:
+    def ask(self, nodes: Sequence[int], timeout: float) -> dict[int, Reply | SepalError | PendingQuery]:
         """Ask ``nodes`` and return what they have answered by now, each answer once.
 
         Args:
@@ -81,13 +81,13 @@ class Questions:
             self._question_times.pop(node, None)
         self._send(nodes, timeout)
         self._look()
-        answers: dict[int, Reply | SepalError | Pending] = {}
+        answers: dict[int, Reply | SepalError | PendingQuery] = {}
         now = time.monotonic()
         for node in nodes:
             if node in self._answers:
                 answers[node] = self._answers.pop(node)
             elif node in self._question_times and now - self._question_times[node] < timeout:
-                answers[node] = Pending(self._question_times[node])
+                answers[node] = PendingQuery(self._question_times[node])
             elif self._question_times.pop(node, None) is not None:
                 self.silent[node] = f"no reply within {timeout:g} s"
         return answers

@@ -54,8 +54,8 @@ class RoundFigures:
     def of(cls, record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> RoundFigures:
         """Return the figures of a round."""
         names = sorted(record.replies)
-        metrics = [record.replies[name].found for name in names if name not in record.novel]
-        novel = [record.replies[name].found for name in names if name in record.novel]
+        metrics = [record.replies[name].figures for name in names if name not in record.novel]
+        novel = [record.replies[name].figures for name in names if name in record.novel]
         named = {key.partition(".")[0] for counts in (*metrics, *novel) for key in counts} - set(CLOSING_VIEWS)
         views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in MODELS))
         together = {view: sums for view in views if (sums := merged(metrics, view))}
@@ -77,7 +77,7 @@ class RoundFigures:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunFigures:
     """The figures of a run so far. The summary is made from them.
 
     Attributes:
@@ -125,7 +125,7 @@ class Report:
     refusal: str = ""
     scoring: Scoring = BY_ACCURACY
 
-    def plus(self, record: RoundRecord, phase: str = "") -> Report:
+    def plus(self, record: RoundRecord, phase: str = "") -> RunFigures:
         """Return the report with the next round added; ``phase`` is that of the round's plan."""
         digests = {name: reply.state for name, reply in record.replies.items() if reply.state}
         spent = {key: self.seconds.get(key, 0.0) + value for key, value in record.seconds.items()}
@@ -183,7 +183,7 @@ def capacity_groups(record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> dict
         return {}
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for reply in sorted(replies, key=lambda reply: reply.client.capacity):
-        groups[capacity_group(reply.client.capacity)].append(reply.found)
+        groups[capacity_group(reply.client.capacity)].append(reply.figures)
     by_group = {
         name: {view: view_figures(metrics, view, "", scoring) for view in CLOSING_VIEWS}
         for name, metrics in groups.items()
@@ -274,9 +274,9 @@ def _client(
     return {
         "name": name,
         "novel": name in record.novel,
-        **{view: client_accuracy(reply.found, view, scoring) for view in CLOSING_VIEWS},
+        **{view: client_accuracy(reply.figures, view, scoring) for view in CLOSING_VIEWS},
         "further": {
-            view: client_accuracy(reply.found, view, scoring) for view in figures.test if view not in CLOSING_VIEWS
+            view: client_accuracy(reply.figures, view, scoring) for view in figures.test if view not in CLOSING_VIEWS
         },
         "examples": reply.client.examples,
         "capacity": reply.client.capacity,

@@ -34,7 +34,7 @@ def plan_requests(
     durable: Mapping[str, str],
     best: Mapping[str, str],
     drawn: Sequence[str] | None = None,
-    hurries: bool = False,
+    oversampled: bool = False,
 ) -> tuple[dict[str, Request], frozenset[str]]:
     """Return the round's requests by client name, in the order of names, and which of these clients are spare.
 
@@ -44,11 +44,11 @@ def plan_requests(
         durable: The oldest version that the server may still ask for, by client name; but for the best ones.
         best: The version of the best full evaluation, by client name.
         drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
-        hurries: Whether ``oversample`` applies. A full evaluation waits for everybody, so nobody is spare there.
+        oversampled: Whether ``oversample`` applies. A full evaluation waits for everybody, so nobody is spare there.
     """
     full = is_full(start, config)
     trained, others = _trained(start, config, drawn)
-    spare = frozenset(others if hurries and not full else ())
+    spare = frozenset(others if oversampled and not full else ())
     training = {*trained, *spare}
     requested = training | set(_evaluated(start, config)) if full else training
     state, views = start.state, _views(start, config)

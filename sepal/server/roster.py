@@ -42,7 +42,7 @@ class EvictedError(RosterError):
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingQuery:
     """A node was asked and may still answer.
 
     Attributes:
@@ -53,9 +53,11 @@ class Pending:
 
 
 class Ask(Protocol):
-    """Queries nodes. Returns node id to reply, error or ``Pending``; nodes that do not answer are left out."""
+    """Queries nodes. Returns node id to reply, error or ``PendingQuery``; nodes that do not answer are left out."""
 
-    def __call__(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError | Pending]:
+    def __call__(
+        self, nodes: Sequence[int], timeout: float = PATIENCE
+    ) -> Mapping[int, Reply | SepalError | PendingQuery]:
         """Return the answers that have come, of those that come within ``timeout`` seconds."""
         ...
 
@@ -137,7 +139,7 @@ class Connections:
             answer = answers.get(node)
             key_name = bound.get(node, "")
             reason = self._refusal(node, answer, key_name, ask) if isinstance(answer, Reply) else answer
-            if isinstance(reason, Pending):
+            if isinstance(reason, PendingQuery):
                 self.pending[node] = reason.since
                 if isinstance(answer, Reply):
                     self._undecided[node] = answer
@@ -178,7 +180,7 @@ class Connections:
         pending_count = sum(node in self.pending and node not in self._resting for node in nodes)
         return pending_count - self.awaited(nodes, patience)
 
-    def _refusal(self, node: int, reply: Reply, key_name: str, ask: Ask) -> SepalError | Pending | None:
+    def _refusal(self, node: int, reply: Reply, key_name: str, ask: Ask) -> SepalError | PendingQuery | None:
         """Return why ``node`` is refused as the client it claims to be; None if it is accepted."""
         name, store, weights = reply.client.name, reply.facts.get("store", ""), reply.facts.get("weights", "")
         if (reason := self._refused_name(node, name, key_name)) is not None:
@@ -198,14 +200,14 @@ class Connections:
             return RosterError(f"{name}: initial weights", expected, weights[:12])
         return self._too_small(reply.client) or self._second(node, reply, ask)
 
-    def _second(self, node: int, reply: Reply, ask: Ask) -> SepalError | Pending | None:
-        """Return why ``node`` is refused if another node of its name answers; ``Pending`` as long as it may."""
+    def _second(self, node: int, reply: Reply, ask: Ask) -> SepalError | PendingQuery | None:
+        """Return why ``node`` is refused if another node of its name answers; ``PendingQuery`` as long as it may."""
         name = reply.client.name
         other_node = self.nodes.get(name)
         if other_node is None:
             return None
         answer = ask([other_node], PATIENCE / 3).get(other_node)
-        if isinstance(answer, Pending):
+        if isinstance(answer, PendingQuery):
             return answer
         if isinstance(answer, Reply):
             got = f"a second one (node {node}) on the same state directory"

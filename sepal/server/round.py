@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 
 from sepal.errors import DeviceMemoryError, DivergedError, FailedError, ProtocolError, RoundError, SepalError, causes_of
 from sepal.flower.replies import CLIENT_APP_FAILED
-from sepal.method.interface import Task
+from sepal.method.interface import RunSetup
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.answers import check_reply
@@ -46,7 +46,7 @@ class Round:
 
     Args:
         start: What the round starts from.
-        task: Configuration and model layout.
+        setup: Configuration and model layout.
         store: Stores the accepted uploads.
         joined: Clients that join the roster in this round.
         stores: Identity of each new client's state store.
@@ -60,7 +60,7 @@ class Round:
     def __init__(
         self,
         start: RoundStart,
-        task: Task,
+        setup: RunSetup,
         store: RunStore,
         joined: Sequence[ClientInfo] = (),
         stores: Mapping[str, str] | None = None,
@@ -69,12 +69,12 @@ class Round:
         local: bool = True,
         lowered_until: int = 0,
     ) -> None:
-        self._start, self._store, self._config = start, store, task.config
+        self._start, self._store, self._config = start, store, setup.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
-        self._task = task
-        self._downloads = Downloads(start, room(task))
-        self.uploads = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(task))
-        self._most = most_message_bytes(task)
+        self._setup = setup
+        self._downloads = Downloads(start, room(setup))
+        self.uploads = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(setup))
+        self._most = most_message_bytes(setup)
         self._digests: dict[str, str] = {}
         self._started = time.monotonic()
         self._replies: dict[str, Reply] = {}
@@ -82,18 +82,18 @@ class Round:
         self._failures: dict[str, int] = {}
         self._away: set[str] = set()
         self._absent: set[str] = set()
-        self._local, self._hurries = local, not local and not start.closing
+        self._local, self._oversamples = local, not local and not start.closing
         self._late: dict[str, str] = {}
         self._settled = False
-        self.full = is_full(start, task.config)
+        self.full = is_full(start, setup.config)
         durable, best = store.durable(), store.best_versions()
-        self._requests, self._spare = plan_requests(start, task.config, durable, best, drawn, self._hurries)
-        self._ledger = RoundLedger(start.plan.round, 4 * sum(parameter.size for parameter in task.layout))
+        self._requests, self._spare = plan_requests(start, setup.config, durable, best, drawn, self._oversamples)
+        self._ledger = RoundLedger(start.plan.round, 4 * sum(parameter.size for parameter in setup.layout))
         self.waiting = set(self._requests)
-        self._guard = Guard(start.algorithm, task, start.state.server)
+        self._guard = Guard(start.algorithm, setup, start.state.server)
         self._attempts = store.undone(start.plan.round)
         self._lowered_until = lowered_until
-        self._norm_factor = task.config.max_update_norm or (NORM_FACTOR if start.plan.halvings else 0.0)
+        self._norm_factor = setup.config.max_update_norm or (NORM_FACTOR if start.plan.halvings else 0.0)
         self._norms: dict[str, float] = {}
         self._diverged: dict[str, str] = {}
         self.outcome: Outcome | None = None
@@ -112,7 +112,7 @@ class Round:
         return "closing" if self._start.closing else self._plan.phase
 
     @property
-    def asked(self) -> int:
+    def request_count(self) -> int:
         """How many clients it asks."""
         return len(self._requests)
 
@@ -182,7 +182,7 @@ class Round:
         Args:
             overdue: Whether ``deadline`` has passed.
         """
-        if self.waiting and self._hurries:
+        if self.waiting and self._oversamples:
             counted, needed = self._counted(), len(self._requests) - len(self._spare)
             reason = f"the first {needed} replies made the round" if self._spare and counted >= needed else ""
             if overdue and not reason and counted >= self._config.min_replies:
@@ -214,7 +214,7 @@ class Round:
             check_size(size, self._most)
             reply, content = read_reply(records)
             client = self._start.state.roster[name]
-            check_reply(request.order, client, self._digests[name], reply, content, self._task.learning.scoring)
+            check_reply(request.order, client, self._digests[name], reply, content, self._setup.task.scoring)
             if request.order.kind is Kind.TRAIN:
                 self.uploads.check(name, content)
                 if refused := self._guard.refused_change(self.uploads.changes(name, content)):

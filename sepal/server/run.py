@@ -14,11 +14,11 @@ from typing import Any
 from sepal.config import RunConfig
 from sepal.config.rules import why_no_best
 from sepal.errors import ConfigError, RoundError, StateError
-from sepal.method.interface import Method, Task
+from sepal.method.interface import Method, RunSetup
 from sepal.protocol.types import ClientInfo
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import REMEDY, first_undone, undone
-from sepal.server.report import Report, metrics_line
+from sepal.server.report import RunFigures, metrics_line
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
 from sepal.server.stopping import Stopping
@@ -32,12 +32,12 @@ OTHER_WEIGHTS = (
 )
 
 
-class Run:
+class ServerRun:
     """A run after its last completed round.
 
     Args:
         method: The method's record.
-        task: Model layout, initial weights and configuration.
+        setup: Model layout, initial weights and configuration.
         store: Stores what is needed to resume. A run that it has is continued.
 
     Attributes:
@@ -50,28 +50,30 @@ class Run:
         StateError: The stored run has other initial weights.
     """
 
-    def __init__(self, method: Method, task: Task, store: RunStore) -> None:
-        self.method, self.task, self.store = method, task, store
-        self.algorithm = method.make_server(task)
-        weights, stored = digest_arrays(task.start), store.latest()
+    def __init__(self, method: Method, setup: RunSetup, store: RunStore) -> None:
+        self.method, self.setup, self.store = method, setup, store
+        self.algorithm = method.make_server(setup)
+        weights, stored = digest_arrays(setup.start), store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
             raise StateError("initial weights", expected, f"{weights[:12]}: {OTHER_WEIGHTS}")
         self.fresh = stored is None
         self.state = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
-        self._before: tuple[RunState, Report, Stopping, RoundRecord] | None = None  # where the store replays nothing
+        self._before: tuple[RunState, RunFigures, Stopping, RoundRecord] | None = (
+            None  # where the store replays nothing
+        )
         self._read_records()
 
     @property
     def config(self) -> RunConfig:
         """The run's configuration."""
-        return self.task.config
+        return self.setup.config
 
     def _read_records(self) -> None:
         """Compute what follows from the records of the rounds up to the checkpoint."""
-        scoring = self.task.learning.scoring
+        scoring = self.setup.task.scoring
         self._halvings, self._lowered_until = 0, 0
-        self.report = Report(scoring=scoring)
+        self.report = RunFigures(scoring=scoring)
         self.stopping = Stopping.of(self.config, self.method, self.algorithm.plan, scoring)
         for record in self.store.records(self.state.round):
             self._add(record)
@@ -93,8 +95,8 @@ class Run:
             raise ConfigError("num_rounds", f"rounds = {self.config.rounds}, which clients' schedule has", rounds)
         changes = {key: value for key, value in (("rounds", rounds), ("timeout", timeout)) if value is not None}
         if changes:
-            self.task = replace(self.task, config=self.config.model_copy(update=changes))
-            self.algorithm = self.method.make_server(self.task)
+            self.setup = replace(self.setup, config=self.config.model_copy(update=changes))
+            self.algorithm = self.method.make_server(self.setup)
             self._read_records()
         done, limit = self.state.round - 1, self.config.rounds
         if self.state.closed and not (done == limit or (self.stopping.stopped and done < limit)):
@@ -208,7 +210,7 @@ class Run:
             self.store.keep_best(start.state, self.config.final_model == "best" or self.store.lasts)
         if self.stopping.stopped and not start.closing and record.round < self.config.rounds:
             log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
-        scoring = self.task.learning.scoring
+        scoring = self.setup.task.scoring
         return metrics_line(record, start.plan, start.closing, metrics, self.report.totals, scoring)
 
     def save(self) -> None:
@@ -221,4 +223,4 @@ class Run:
         """End the run after the last completed round, because a caller asked, and store it in that round's record."""
         if record := self.store.replay(self.state.round):
             self.store.commit(replace(record, stopped=True))
-        self.stopping = self.stopping.asked()
+        self.stopping = self.stopping.stopped_by_caller()

@@ -94,10 +94,10 @@ class Stopping:
         if self.stopped or any(entry.purpose == "closing" for entry in record.ledger):
             return self
         if record.stopped:
-            return self.asked()
+            return self.stopped_by_caller()
         if not self.after or record.full is not self.full or record.round < self.first:
             return self
-        metrics = [record.replies[name].found for name in sorted(record.replies)]
+        metrics = [record.replies[name].figures for name in sorted(record.replies)]
         figures = view_figures(metrics, self.view, "validation-", self.scoring)
         if figures is None:
             return self
@@ -117,6 +117,6 @@ class Stopping:
         words = f"validation {measure.name} ({self.view}, mean of {POINTS} points) has not {moved} {last}"
         return Stopped("stop-after", words)
 
-    def asked(self) -> Stopping:
+    def stopped_by_caller(self) -> Stopping:
         """Return the state after ``should_stop`` has ended the run."""
         return replace(self, stopped=Stopped("should_stop", "the caller of Strategy.start asked for it"))

@@ -5,7 +5,8 @@ checkpoint: :class:`sepal.server.plain.MethodStrategy` has those.
 
 It decides who takes part, sends and receives messages, writes records and checkpoints, and resumes a run. The method's
 server algorithm (:mod:`sepal.method.interface`) decides what is sent and how uploads are aggregated.
-:class:`sepal.server.run.Run` has the state and the figures, :class:`sepal.server.contact.Contact` speaks to the nodes.
+:class:`sepal.server.run.ServerRun` has the state and the figures, :class:`sepal.server.contact.Contact` speaks to the
+nodes.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from flwr.serverapp.strategy import Result
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, DamagedError, RoundError
 from sepal.method.algorithms import ServerAlgorithm
-from sepal.method.interface import Method, Task
+from sepal.method.interface import Method, RunSetup
 from sepal.server.contact import Contact
 from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import MOST_HALVINGS, REMEDY
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.roster import Connections
 from sepal.server.round import Round
-from sepal.server.run import Run
+from sepal.server.run import ServerRun
 from sepal.server.run_state import RoundRecord, RoundStart, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.status import Status
@@ -50,7 +51,7 @@ class SepalStrategy:
 
     Args:
         method: The method's record.
-        task: Model layout, initial weights and configuration.
+        setup: Model layout, initial weights and configuration.
         store: Stores what is needed to resume; by default in memory only.
         observers: Called after every round.
         settle: With ``clients = 0``, the run starts once nobody new has registered for this many seconds.
@@ -61,25 +62,25 @@ class SepalStrategy:
     def __init__(
         self,
         method: Method,
-        task: Task,
+        setup: RunSetup,
         store: RunStore | None = None,
         observers: Sequence[Observer] = (),
         settle: float = 3.0,
         pause: float = 1.0,
         agreed: str = "",
     ) -> None:
-        set_threads(task.config.threads)
+        set_threads(setup.config.threads)
         self._method, self._observers, self._settle, self._pause = method, observers, settle, pause
         self.store: RunStore = store or MemoryRunStore()
-        self._run = Run(method, task, self.store)
+        self._run = ServerRun(method, setup, self.store)
         self._connections = Connections(self._run.state.weights, agreed)
         self._current: Round | None = None
         self._spent = 0.0
 
     @property
-    def task(self) -> Task:
+    def setup(self) -> RunSetup:
         """Model layout, initial weights and configuration."""
-        return self._run.task
+        return self._run.setup
 
     @property
     def config(self) -> RunConfig:
@@ -97,7 +98,7 @@ class SepalStrategy:
         return self._run.state
 
     @property
-    def report(self) -> Report:
+    def report(self) -> RunFigures:
         """The run's figures up to the last completed round."""
         return self._run.report
 
@@ -108,7 +109,7 @@ class SepalStrategy:
         if round is None or progress.closed:
             return Status(progress.round + 1, "closed" if progress.closed else "waiting", roster, present)
         waiting, absent = len(round.waiting), len(round.absent)
-        return Status(round.number, round.phase, roster, present, round.asked, waiting - absent, absent)
+        return Status(round.number, round.phase, roster, present, round.request_count, waiting - absent, absent)
 
     def start(  # Flower's signature; arguments that do not apply are refused
         self,
@@ -166,7 +167,7 @@ class SepalStrategy:
 
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
         initial = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
-        if initial is not None and digest_arrays({**initial, **self.task.frozen}) != self.progress.weights:
+        if initial is not None and digest_arrays({**initial, **self.setup.frozen}) != self.progress.weights:
             raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
 
     def _open(self, contact: Contact) -> None:
@@ -195,7 +196,7 @@ class SepalStrategy:
         try:
             while record := run.store.replay(run.state.round + 1):
                 start = run.inputs(record.round, record.joined, record.stores, record.halvings)
-                self._finish(record, start, replayed_uploads(start, record, run.store, run.task), tell=tell)
+                self._finish(record, start, replayed_uploads(start, record, run.store, run.setup), tell=tell)
         except DamagedError as reason:  # clients still have every version and reply since the checkpoint
             log.warning("%s; round %d is run again", reason, run.state.round + 1)
 
@@ -209,7 +210,7 @@ class SepalStrategy:
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
         if start.closing:
             run.check_trained()
-        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
+        round = Round(start, run.setup, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
         self._current = round
@@ -237,7 +238,7 @@ class SepalStrategy:
             return
         if record.diverged and not run.report.diverged:
             words = "round %d: the training of %d of %d clients diverged and does not count: %s"
-            log.warning(words, record.round, len(set(record.diverged)), round.asked, REMEDY)
+            log.warning(words, record.round, len(set(record.diverged)), round.request_count, REMEDY)
         ended = time.monotonic()
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)

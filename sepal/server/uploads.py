@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.method.algorithms import HasReference
-from sepal.method.interface import Task
+from sepal.method.interface import RunSetup
 from sepal.method.means import values
 from sepal.protocol.messages import Content
 from sepal.protocol.payloads import unseal
@@ -136,9 +136,9 @@ def _norm(numbers: npt.NDArray[np.float64]) -> float:
     return math.sqrt(float(np.dot(numbers, numbers)))
 
 
-def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, task: Task) -> RoundUploads:
+def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, setup: RunSetup) -> RoundUploads:
     """Return the uploads of a recorded round, from the store."""
-    uploads = RoundUploads(start, Downloads(start, room(task)), partial(store.read, record.round), room(task))
+    uploads = RoundUploads(start, Downloads(start, room(setup)), partial(store.read, record.round), room(setup))
     for name, reply in record.replies.items():
         if reply.kind is Kind.TRAIN:
             uploads.accept(name)

@@ -151,7 +151,7 @@ def write_index(
     notes: Sequence[str] = (),
     tuning: Sequence[TuningResult] = (),
 ) -> None:
-    """Write the list of runs that the directory ``out`` compares, all but trials, with what is to be said of them."""
+    """Write the list of runs that the directory ``out`` compares, all but trials, with the notes about them."""
     rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in plan.trial_blocks]
     index: dict[str, Any] = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
     index |= {"notes": list(notes), "tuning": [asdict(entry) for entry in tuning]}
@@ -199,7 +199,7 @@ def _of_place(text: str, allowed: Allowed) -> Comparison:
 
 
 def _once(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows without those whose run an earlier one has, also by a link: each that is read takes memory."""
+    """Return the rows without repeats of a run, also through a link: each run that is read takes memory."""
     first: dict[Path, Row] = {}
     for row in rows:
         first.setdefault(row[0].resolve(), row)
@@ -266,7 +266,7 @@ def _labelled(results: Sequence[RunResult]) -> list[RunResult]:
 
 
 def _in_label(key: str, configs: Sequence[Flat]) -> str:
-    """Return the value of ``key`` in the first of ``configs``, as a label has it, which tells it from the others.
+    """Return the value of ``key`` in the first of ``configs`` as a label shows it: so that it differs from the others'.
 
     Reports are passed on, so a label shows only the last part of a path outside the run.
     """

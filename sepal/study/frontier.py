@@ -1,4 +1,4 @@
-"""A metric against MB: which methods are on the frontier, and which of them by noise; how few MB come near FedAvg-FT.
+"""A metric against MB: the methods on the frontier, those there perhaps by noise, and the MB to come near FedAvg-FT.
 
 :func:`frontier` and :func:`close` take entries from anywhere, such as stored rows; :func:`entries` makes those of runs.
 """

@@ -34,10 +34,10 @@ def note(path: Path, summary: Mapping[str, Any], assembly: Assembly) -> None:
         summary: Content of its summary.json; one of another headline than accuracy or rmse is left as it is.
         assembly: The run's parts, in process: all clients' data is at hand.
     """
-    data, clients = assembly.data, assembly.task.config.clients
+    data, clients = assembly.data, assembly.setup.config.clients
     if "accuracy" in summary:
         completed = {**summary, "majority": majority(data, clients)}
-    elif (summary.get("metric") or {}).get("name") == RMSE and assembly.task.config.task == "regression":
+    elif (summary.get("metric") or {}).get("name") == RMSE and assembly.setup.config.task == "regression":
         completed = {**summary, **({} if (error := error_of_the_mean(data, clients)) is None else {ERROR: error})}
     else:
         return

@@ -17,7 +17,7 @@ def write_project(directory: Path) -> tuple[str, ...]:
     """Write data, model, method, keys and a test to a new directory, and return the files' names.
 
     Raises:
-        ConfigError: There is something in the directory: nothing of anybody's is overwritten.
+        ConfigError: The directory is not empty; existing files are never overwritten.
         StateError: It cannot be written.
     """
     template = files("sepal.study") / "template"

@@ -54,7 +54,7 @@ def searched_rate(flat: Mapping[str, Any], workers: int = 0) -> Rate:
     from sepal.strategies.assembly import assemble
 
     assembly = assemble({**flat, "lr": 0.0})
-    config, view = assembly.task.config, assembly.method.deployed
+    config, view = assembly.setup.config, assembly.method.deployed
     middle = float(config.lr)
     if not config.split.validation:
         raise ConfigError("lr", "a number with split.validation = 0: rates are chosen by validation data", SEARCH)
@@ -63,7 +63,7 @@ def searched_rate(flat: Mapping[str, Any], workers: int = 0) -> Rate:
     check_clients(config)
     rounds = min(MOST_ROUNDS, config.rounds)
     trial = {**flat, **_OF_A_TRIAL, "rounds": rounds}
-    measure = assembly.task.learning.scoring.measure
+    measure = assembly.setup.task.scoring.measure
     values: dict[int, float | None] = {}
     failure: SepalError | None = None
     powers = list(STEPS)

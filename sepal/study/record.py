@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sepal.errors import ConfigError, SepalError, one_line
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class RunTrace:
 
     def __init__(self) -> None:
         self.lines: list[Mapping[str, Any]] = []
-        self.report = Report()
+        self.report = RunFigures()
 
     def opened(self, progress: RunState, total: int) -> None:
         """Do nothing."""
@@ -148,7 +148,7 @@ class RunTrace:
         """Keep the line."""
         self.lines.append(line)
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Keep the report."""
         self.report = report
 
@@ -183,10 +183,10 @@ def recorded(
     begun, cpu, trace = time.monotonic(), time.process_time(), RunTrace()
     assembly = assemble(dict(config), method)
     fields: dict[str, Any] = {"labels": dict(labels), "config": dict(config), "commit": commit, "machine": processor()}
-    fields |= {"rounds": assembly.task.config.rounds, "deployed": assembly.method.deployed}
+    fields |= {"rounds": assembly.setup.config.rounds, "deployed": assembly.method.deployed}
     try:
         strategy = run_in_process(assembly, observers=[trace, *observers])
-        report, algorithm = trace.report, assembly.method.make_server(assembly.task)
+        report, algorithm = trace.report, assembly.method.make_server(assembly.setup)
         fields |= {"diverged": report.diverged, "undone": report.undone}
         fields["weights_sha256"] = weights_digest(algorithm, strategy.progress.server)
         fields |= {"clients_sha256": digest_clients(report.digests), **of_lines(trace.lines, parts, views)}

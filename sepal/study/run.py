@@ -26,7 +26,7 @@ class PreparedRun(NamedTuple):
     @property
     def settings(self) -> RunConfig:
         """The shared keys, complete."""
-        return self.assembly.task.config
+        return self.assembly.setup.config
 
 
 def prepare(flat: Flat, base: Path, workers: int = 0) -> PreparedRun:
@@ -50,12 +50,12 @@ def prepare(flat: Flat, base: Path, workers: int = 0) -> PreparedRun:
         flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
     flat, note = _with_rate(flat, base, workers)
     assembly = assemble(flat)
-    check_clients(assembly.task.config)  # before the run's directory is created
+    check_clients(assembly.setup.config)  # before the run's directory is created
     left_out: tuple[str, ...] = ()
     if isinstance(assembly.data, DealtData):
-        left_out = assembly.data.left_out(assembly.task.config.clients)
+        left_out = assembly.data.left_out(assembly.setup.config.clients)
     notes = (*note, *assembly.notes, *left_out)
-    return PreparedRun(replace(assembly, notes=notes), run_path(assembly.task.config, base))
+    return PreparedRun(replace(assembly, notes=notes), run_path(assembly.setup.config, base))
 
 
 def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, ...]]:
@@ -73,7 +73,7 @@ def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, .
     from sepal.study.rate_search import searched_rate
 
     if flat.get("name"):
-        path = run_path(assemble({**flat, "lr": 0.0}).task.config, base)
+        path = run_path(assemble({**flat, "lr": 0.0}).setup.config, base)
         if begun(path) and (stored := stored_config(path)):
             return {**flat, "lr": stored["lr"]}, ()
     rate = searched_rate(flat, workers)

@@ -29,8 +29,8 @@ G = TypeVar("G")  # a run that is going
 class Workers(Protocol[R_contra, G]):
     """Executes runs."""
 
-    def start(self, run: R_contra, beside: int) -> G:
-        """Start a run, with at most ``beside`` at a time, itself among them."""
+    def start(self, run: R_contra, at_a_time: int) -> G:
+        """Start a run, with at most ``at_a_time`` at a time, itself among them."""
 
     def ended(self, going: Iterable[G]) -> Iterable[G]:
         """Return those that have ended; it may wait until one has, or for a moment."""
@@ -96,7 +96,7 @@ class WorkerPool(Generic[R]):
         os.environ.update(self._environment)  # libraries read it when they are imported, which each worker does
         self._pool = processes(jobs)
 
-    def start(self, run: R, beside: int) -> Future[RunRecord]:
+    def start(self, run: R, at_a_time: int) -> Future[RunRecord]:
         """Start a run; in new processes if one was killed."""
         try:
             return self._pool.submit(self._function, run)
@@ -145,8 +145,8 @@ def records(
 ) -> Iterator[RunRecord]:
     """Execute the runs that are needed in a pool, and yield their records (:func:`run_needed`, :class:`WorkerPool`).
 
-    A run that ends with an error that is not one of Sepal's has none, and is named; so it is with all that were going
-    when a worker was killed: which one took too much memory, nobody knows.
+    A run that ends with an error other than Sepal's own has no record, and is named. So are all runs that were going
+    when a worker was killed, because it is not known which of them took too much memory.
 
     Args:
         needed: As for :func:`run_needed`.
@@ -161,7 +161,7 @@ def records(
     for run, future in run_needed(needed, WorkerPool(function, jobs, environment), jobs, hours, most, name):
         problem = future.exception()
         if isinstance(problem, BrokenProcessPool):
-            log.error("a worker was killed, for memory perhaps; set aside: %s", run)
+            log.error("a worker was killed, perhaps because memory ran out; these runs are set aside: %s", run)
         elif problem is not None:  # a bug, or a machine without room
             log.error("no record of %s", run, exc_info=problem)
         else:

@@ -45,7 +45,7 @@ def two_digits(rate: float) -> float:
 
 
 def beyond(value: float, values: Sequence[float]) -> float | None:
-    """Return the next value beyond the end of ascending ``values`` at which ``value`` is; None if at none, or from 0.
+    """Return the value that follows beyond the end of ascending ``values`` at which ``value`` is; None elsewhere.
 
     The step is that of the two values at the end.
     """

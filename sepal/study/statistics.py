@@ -205,7 +205,7 @@ def wins(differences: Matrix, same_people: bool = False) -> tuple[int, int, int]
 def holm(p: Sequence[float]) -> list[float]:
     """Return p-values corrected by Holm's method (1979), in the order given.
 
-    The k-th smallest of m is multiplied by m - k + 1; none is below a smaller one's, and none above 1.
+    The k-th smallest of m is multiplied by m - k + 1. Each is at least that of any smaller p-value, and at most 1.
     """
     corrected, least = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):

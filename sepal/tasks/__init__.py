@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sepal.tasks.learning import LearningTask, Targets
-from sepal.tasks.making import learning_task
+from sepal.tasks.learning import Targets, Task
+from sepal.tasks.making import task_of_run
 from sepal.tasks.scoring import Measure, Metric, Scoring
 
-__all__ = ["LearningTask", "Measure", "Metric", "Scoring", "Targets", "learning_task"]
+__all__ = ["Measure", "Metric", "Scoring", "Targets", "Task", "task_of_run"]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from sepal.errors import ConfigError
 from sepal.tasks import metrics
-from sepal.tasks.learning import CLASSIFICATION, LearningTask, Targets
+from sepal.tasks.learning import CLASSIFICATION, Targets, Task
 from sepal.tasks.scoring import BY_ACCURACY, Scoring
 
 if TYPE_CHECKING:
     import torch
 
 
-def classification(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask:
+def classification(shape: tuple[int, ...], classes: int, unit: str = "") -> Task:
     """One class number for each example; the model returns logits (classes,)."""
 
     def read(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,12 +32,12 @@ def classification(shape: tuple[int, ...], classes: int, unit: str = "") -> Lear
     loss_each = partial(_cross_entropy, reduction="none")
     scoring = Scoring(tuple(task_metrics), counted=True)
     targets = Targets((), above=classes)
-    return LearningTask(
+    return Task(
         CLASSIFICATION, targets, (classes,), _cross_entropy, scoring, _argmax, loss_each, "accuracy", averages=True
     )
 
 
-def multilabel(shape: tuple[int, ...], labels: int, unit: str = "") -> LearningTask:
+def multilabel(shape: tuple[int, ...], labels: int, unit: str = "") -> Task:
     """Any number of labels for each example, as 0 and 1 (labels,); the model returns a logit for each label."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -59,10 +59,10 @@ def multilabel(shape: tuple[int, ...], labels: int, unit: str = "") -> LearningT
     targets = Targets((labels,), above=2)
     scoring = Scoring(task_metrics, "macro-f1")
     predict = lambda outputs: (outputs > 0).long()  # noqa: E731
-    return LearningTask("multilabel", targets, (labels,), loss, scoring, predict, loss_each, "macro-f1", averages=True)
+    return Task("multilabel", targets, (labels,), loss, scoring, predict, loss_each, "macro-f1", averages=True)
 
 
-def regression(shape: tuple[int, ...], numbers: int, unit: str = "") -> LearningTask:
+def regression(shape: tuple[int, ...], numbers: int, unit: str = "") -> Task:
     """Numbers for each example (numbers,), with the squared error; the model returns as many."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -74,10 +74,10 @@ def regression(shape: tuple[int, ...], numbers: int, unit: str = "") -> Learning
     scoring = Scoring((metrics.rmse(unit), metrics.mae(unit), metrics.r2(numbers)), "rmse")
     targets = Targets((numbers,), floating=True)
     predict = lambda outputs: outputs  # noqa: E731
-    return LearningTask("regression", targets, (numbers,), loss, scoring, predict, loss_each, "r2", averages=True)
+    return Task("regression", targets, (numbers,), loss, scoring, predict, loss_each, "r2", averages=True)
 
 
-def segmentation(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask:
+def segmentation(shape: tuple[int, ...], classes: int, unit: str = "") -> Task:
     """A class for each pixel (H, W) of an image, 0 the background, -1 unknown; logits (classes, H, W)."""
     if len(shape) != 3:
         raise ConfigError("task", "images (channels, height, width) for segmentation", f"shape {shape}")
@@ -93,12 +93,10 @@ def segmentation(shape: tuple[int, ...], classes: int, unit: str = "") -> Learni
     )
     targets = Targets(shape[1:], least=metrics.IGNORED, above=classes)
     loss_each, scoring = _loss_each_known, Scoring(task_metrics, "dice")
-    return LearningTask(
-        "segmentation", targets, (classes, *shape[1:]), _loss_of_known, scoring, _argmax, loss_each, "dice"
-    )
+    return Task("segmentation", targets, (classes, *shape[1:]), _loss_of_known, scoring, _argmax, loss_each, "dice")
 
 
-def tokens(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask:
+def tokens(shape: tuple[int, ...], classes: int, unit: str = "") -> Task:
     """A token for each position (length,), such as the next one, -1 unknown; logits (length, classes)."""
     if len(shape) != 1:
         raise ConfigError("task", "tokens (length,) for the task tokens", f"shape {shape}")
@@ -117,10 +115,10 @@ def tokens(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask
     targets = Targets(shape, least=metrics.IGNORED, above=classes)
     scoring = Scoring(task_metrics, "perplexity")
     output = (*shape, classes)
-    return LearningTask("tokens", targets, output, loss, scoring, lambda x: x.argmax(2), loss_each, "accuracy")
+    return Task("tokens", targets, output, loss, scoring, lambda x: x.argmax(2), loss_each, "accuracy")
 
 
-TASKS: dict[str, Callable[..., LearningTask]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     CLASSIFICATION: classification,
     "multilabel": multilabel,
     "regression": regression,
@@ -156,7 +154,7 @@ def _loss_each_known(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tens
 
 
 # Classification without a known number of classes: the default of a task that is built without a run config.
-BY_CLASS = LearningTask(
+BY_CLASS = Task(
     CLASSIFICATION,
     Targets(),
     (),

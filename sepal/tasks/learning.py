@@ -70,11 +70,11 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class LearningTask:
+class Task:
     """A task: targets, loss, prediction and metrics.
 
     Attributes:
-        name: ``classification``, …; of an own task, its ``package.module:Task``.
+        name: ``classification``, …; of an own task, its ``package.module:NAME``.
         targets: What a target looks like.
         output: Shape of the model's output for one example.
         loss: Maps outputs (n, *output) and targets (n, *shape) to the mean loss, a scalar.

@@ -1,7 +1,7 @@
 """Makes the task of a run: a built-in one or the user's own, with the headline that the run key ``metric`` chooses.
 
-A task of your own is ``task = "package.module:Task"``, a class or function that is called with the shape of one input
-and the number of classes, and returns a :class:`~sepal.tasks.learning.LearningTask` (docs/tasks.md).
+A task of your own is ``task = "package.module:NAME"``, a class or function that is called with the shape of one input
+and the number of classes, and returns a :class:`~sepal.tasks.learning.Task` (docs/tasks.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sepal.errors import ConfigError
 from sepal.tasks.builtin import LEAST, TASKS
-from sepal.tasks.learning import LearningTask, Targets
+from sepal.tasks.learning import Targets, Task
 from sepal.tasks.scoring import MOST_SUMS, NAME, UNIT
 from sepal.user_modules import described, load
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sepal.config import RunConfig
 
 
-def learning_task(config: RunConfig, shape: tuple[int, ...], classes: int) -> LearningTask:
+def task_of_run(config: RunConfig, shape: tuple[int, ...], classes: int) -> Task:
     """Return the task of a run, with the headline that ``metric`` chooses.
 
     Args:
@@ -34,28 +34,28 @@ def learning_task(config: RunConfig, shape: tuple[int, ...], classes: int) -> Le
     return make_task(config.task, config.metric, config.target_unit, shape, classes)
 
 
-def make_task(task: str, metric: str, unit: str, shape: tuple[int, ...], classes: int) -> LearningTask:
-    """Return a task from the values of ``task``, ``metric`` and ``target-unit``; see :func:`learning_task`."""
-    if unit and task != "regression":
-        raise ConfigError("target-unit", f"nothing for the task {task}, whose metrics have units of their own", unit)
-    if ":" in task:
-        learning = own_task(task, shape, classes)
-    elif classes < LEAST.get(task, 2):
-        raise ConfigError("task", f"data with at least {LEAST.get(task, 2)} classes for {task}", classes)
+def make_task(name: str, metric: str, unit: str, shape: tuple[int, ...], classes: int) -> Task:
+    """Return a task from the values of ``task``, ``metric`` and ``target-unit``; see :func:`task_of_run`."""
+    if unit and name != "regression":
+        raise ConfigError("target-unit", f"nothing for the task {name}, whose metrics have units of their own", unit)
+    if ":" in name:
+        task = own_task(name, shape, classes)
+    elif classes < LEAST.get(name, 2):
+        raise ConfigError("task", f"data with at least {LEAST.get(name, 2)} classes for {name}", classes)
     else:
-        learning = TASKS[task](shape, classes, unit)
+        task = TASKS[name](shape, classes, unit)
     if metric != "auto":
-        learning.scoring.metric(metric)  # refused here if there is none
-        counted = learning.classifies and metric == "accuracy"
-        learning = replace(learning, scoring=replace(learning.scoring, headline=metric, counted=counted))
-    if learning.scoring.size > MOST_SUMS and not learning.scoring.counted:
-        got = f"{learning.scoring.size} for {classes} classes"
+        task.scoring.metric(metric)  # refused here if there is none
+        counted = task.classifies and metric == "accuracy"
+        task = replace(task, scoring=replace(task.scoring, headline=metric, counted=counted))
+    if task.scoring.size > MOST_SUMS and not task.scoring.counted:
+        got = f"{task.scoring.size} for {classes} classes"
         raise ConfigError("metric", f"metrics of at most {MOST_SUMS} sums", got)
-    return replace(learning, recipe=(task, metric, unit, shape, classes))
+    return replace(task, recipe=(name, metric, unit, shape, classes))
 
 
 def targets_of(task: str, shape: tuple[int, ...], classes: int) -> Targets:
-    """Return what the targets of ``task`` look like; arguments as for :func:`learning_task`.
+    """Return what the targets of ``task`` look like; arguments as for :func:`task_of_run`.
 
     Raises:
         ConfigError: The task does not fit the data, or is an own one that cannot be used.
@@ -63,7 +63,7 @@ def targets_of(task: str, shape: tuple[int, ...], classes: int) -> Targets:
     return (own_task(task, shape, classes) if ":" in task else TASKS[task](shape, classes)).targets
 
 
-def own_task(target: str, shape: tuple[int, ...], classes: int) -> LearningTask:
+def own_task(target: str, shape: tuple[int, ...], classes: int) -> Task:
     """Return an own task, after a trial of its loss and metrics on two examples of zeros.
 
     Raises:
@@ -71,23 +71,23 @@ def own_task(target: str, shape: tuple[int, ...], classes: int) -> LearningTask:
     """
     make = load("task", target, ConfigError)
     try:
-        learning = make(shape, classes)
+        task = make(shape, classes)
     except Exception as error:
-        expected = f"{target}{shape, classes} to return a LearningTask"
+        expected = f"{target}{shape, classes} to return a sepal.tasks.Task"
         raise ConfigError("task", expected, described(error)) from error
-    if not isinstance(learning, LearningTask):
-        raise ConfigError("task", f"{target} to return a LearningTask", type(learning).__name__)
-    _check_names(learning)
+    if not isinstance(task, Task):
+        raise ConfigError("task", f"{target} to return a sepal.tasks.Task", type(task).__name__)
+    _check_names(task)
     try:
-        _try(learning)
+        _try(task)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError("task", f"{target} to take two examples of zeros", described(error)) from error
-    return replace(learning, name=target, scoring=replace(learning.scoring, counted=False))
+    return replace(task, name=target, scoring=replace(task.scoring, counted=False))
 
 
-def _check_names(task: LearningTask) -> None:
+def _check_names(task: Task) -> None:
     for metric in task.scoring.metrics:
         if not NAME.match(metric.name) or metric.size < 1:
             raise ConfigError("task", "metrics with names of a-z, 0-9 and hyphens, and sizes above 0", metric.name)
@@ -98,7 +98,7 @@ def _check_names(task: LearningTask) -> None:
         raise ConfigError("task", "share to name a metric of at most 1", task.share)
 
 
-def _try(task: LearningTask) -> None:
+def _try(task: Task) -> None:
     import torch
 
     outputs = torch.zeros(2, *task.output)

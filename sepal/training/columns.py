@@ -1,7 +1,7 @@
 """Inputs and targets of a client's part, as tensors in memory or read from a Dataset when they are needed.
 
 The training loop and methods handle a part as two columns, x and y. In memory, a column is a tensor (n, …). Of a
-Dataset it is a :class:`Column`, which has a length, and becomes a tensor where it is indexed; :func:`split` and
+Dataset it is a :class:`StreamColumn`, which has a length, and becomes a tensor where it is indexed; :func:`split` and
 :func:`read_batches` read both columns of a batch at once.
 """
 
@@ -21,7 +21,7 @@ BATCH = 512  # batch size where it only affects memory
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class StreamColumn:
     """The inputs or the targets of a Dataset.
 
     Attributes:
@@ -44,7 +44,7 @@ class Column:
         return torch.cat([tensors(part, self.device)[self.which == "y"] for part in self.stream.read(parts)])
 
 
-Part = torch.Tensor | Column
+Part = torch.Tensor | StreamColumn
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -58,13 +58,13 @@ def tensors(examples: Examples, device: str) -> Batch:
 def columns(part: Examples | Stream, device: str) -> tuple[Part, Part]:
     """Return the two columns of a part."""
     if isinstance(part, Stream):
-        return Column(part, "x", device), Column(part, "y", device)
+        return StreamColumn(part, "x", device), StreamColumn(part, "y", device)
     return tensors(part, device)
 
 
 def split(x: Part, y: Part, size: int = BATCH) -> Iterator[Batch]:
     """Yield all examples in order, in batches of ``size`` and a rest."""
-    if isinstance(x, Column) or isinstance(y, Column):
+    if isinstance(x, StreamColumn) or isinstance(y, StreamColumn):
         places = torch.arange(len(y))
         yield from read_batches(x, y, torch.split(places, size) if len(places) else ())
     else:
@@ -75,23 +75,25 @@ def read_batches(x: Part, y: Part, batches: Sequence[torch.Tensor]) -> Iterator[
     """Yield the batches whose places, int64 (m,), are given. The two columns may be of different parts."""
     if not batches:
         return
-    if not isinstance(x, Column) and not isinstance(y, Column):  # once for all batches: a device copies them faster
+    if not isinstance(x, StreamColumn) and not isinstance(
+        y, StreamColumn
+    ):  # once for all batches: a device copies them faster
         order = torch.cat(list(batches)).to(x.device)
         yield from zip(*(torch.split(part[order], [len(b) for b in batches]) for part in (x, y)), strict=True)
         return
-    if not isinstance(x, Column):
+    if not isinstance(x, StreamColumn):
         for places in batches:
             yield x[places], y[places]
         return
     read = x.stream.read([places.cpu().numpy() for places in batches])
     for places, examples in zip(batches, read, strict=True):
         inputs, targets = tensors(examples, x.device)
-        yield inputs, targets if isinstance(y, Column) else y[places.to(y.device)]
+        yield inputs, targets if isinstance(y, StreamColumn) else y[places.to(y.device)]
 
 
 def equal_parts(x: Part, count: int) -> Iterator[torch.Tensor]:
     """Yield inputs in order, in ``count`` batches whose sizes differ by at most one."""
-    if not isinstance(x, Column):
+    if not isinstance(x, StreamColumn):
         yield from torch.tensor_split(x, count)
         return
     for places in torch.tensor_split(torch.arange(len(x)), count):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sepal.protocol.types import Predictor
 from sepal.protocol.views import degree
 from sepal.tasks.builtin import BY_CLASS
-from sepal.tasks.learning import LearningTask
+from sepal.tasks.learning import Task
 from sepal.tasks.scoring import added
 from sepal.training.columns import BATCH, Part, split
 from sepal.training.target_scale import TargetScale
@@ -70,7 +70,7 @@ class Evaluator:
         pooled: Returns the test data of all clients; empty if clients' data is private.
         shift: Returns the test-time shift; None if clients' data is private.
         corrupted: Returns the corrupted test part.
-        learning: Says how outputs are scored.
+        task: Says how outputs are scored.
         scale: How the client's targets are standardised in training; the examples here have them in their unit.
         randomness: Returns what the evaluation of a view runs in; see :meth:`Trainer.randomness`.
     """
@@ -80,7 +80,7 @@ class Evaluator:
     pooled: Callable[[], Examples] = no_examples
     shift: Callable[[], Shift | None] = lambda: None
     corrupted: Callable[[], Examples] = no_examples
-    learning: LearningTask = BY_CLASS
+    task: Task = BY_CLASS
     scale: TargetScale | None = None
     randomness: Callable[[str], AbstractContextManager[None]] = unseeded
     _last: tuple[Predictor, torch.Tensor, torch.Tensor, Examples] | None = field(default=None, init=False)
@@ -106,9 +106,9 @@ class Evaluator:
         return {**test, **{f"validation-{key}": value for key, value in validation.items()}}
 
     def _score(self, predictor: Predictor, x: Part, y: Part) -> Mapping[str, Figure]:
-        if self.learning.scoring.counted:
+        if self.task.scoring.counted:
             return score(predictor, x, y)
-        sums = total(self.learning, self._in_unit(predictor), x, y)
+        sums = total(self.task, self._in_unit(predictor), x, y)
         return {"sums": sums} if sums else {}
 
     def _in_unit(self, predictor: Predictor) -> Predictor:
@@ -129,7 +129,7 @@ class Evaluator:
                 return {}
             x, y = (column[:] for column in self.test)
             truth = y[shift.order], shift.others[1]
-            if self.learning.scoring.counted:
+            if self.task.scoring.counted:
                 original = correct(predictor, x, y)[shift.order]
                 self._last = predictor, original, correct(predictor, *shift.others), truth
             else:
@@ -138,9 +138,9 @@ class Evaluator:
                 self._last = predictor, original, outputs(in_unit, shift.others[0]), truth
         _, original, others, (original_truth, others_truth) = self._last
         replaced = min(round(len(original) * percent / 100), len(others))
-        if not self.learning.scoring.counted:
+        if not self.task.scoring.counted:
             pairs = ((original[replaced:], original_truth[replaced:]), (others[:replaced], others_truth[:replaced]))
-            return {"sums": added([self.learning.sums(*pair) for pair in pairs if len(pair[1])])}
+            return {"sums": added([self.task.sums(*pair) for pair in pairs if len(pair[1])])}
         right = int(original[replaced:].sum()) + int(others[:replaced].sum())
         return {"correct": float(right), "examples": float(len(original))}
 
@@ -153,8 +153,8 @@ class Evaluator:
         count = min(round(len(y) * percent / 100), len(shift.others[1]))
         places = shift.order[:count]
         x[places], y[places] = shift.others[0][:count], shift.others[1][:count]
-        if not self.learning.scoring.counted:
-            return {"sums": total(self.learning, self._in_unit(predictor), x, y)}
+        if not self.task.scoring.counted:
+            return {"sums": total(self.task, self._in_unit(predictor), x, y)}
         return {"correct": float(correct(predictor, x, y).sum()), "examples": float(len(y))}
 
 
@@ -164,17 +164,17 @@ def outputs(predictor: Predictor, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([predictor(inputs) for inputs in torch.split(x, BATCH)])
 
 
-def total(learning: LearningTask, predictor: Predictor, x: Part, y: Part) -> tuple[float, ...]:
+def total(task: Task, predictor: Predictor, x: Part, y: Part) -> tuple[float, ...]:
     """Return the sums of all examples under a task (:mod:`sepal.tasks.scoring`); nothing without examples.
 
     Args:
-        learning: The task.
+        task: The task.
         predictor: From inputs (n, …) to outputs.
         x: Inputs (n, …).
         y: Targets.
     """
     with torch.no_grad():
-        return added([learning.sums(predictor(inputs), targets) for inputs, targets in split(x, y) if len(targets)])
+        return added([task.sums(predictor(inputs), targets) for inputs, targets in split(x, y) if len(targets)])
 
 
 def correct(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -203,14 +203,14 @@ def score(predictor: Predictor, x: Part, y: Part) -> dict[str, float]:
     return {"correct": float(right), "examples": float(len(y)), "loss": loss}
 
 
-def share(learning: LearningTask, predictor: Predictor, x: Part, y: Part) -> float:
+def share(task: Task, predictor: Predictor, x: Part, y: Part) -> float:
     """Return a metric from 0 to 1, to which methods' thresholds refer; 0 without examples or without a value.
 
     It is the accuracy of a classification, R² of a regression, Dice of a segmentation
-    (:attr:`sepal.tasks.learning.LearningTask.share`). Arguments as for :func:`total`.
+    (:attr:`sepal.tasks.learning.Task.share`). Arguments as for :func:`total`.
     """
-    if learning.classifies:
+    if task.classifies:
         counts = score(predictor, x, y)
         return counts["correct"] / counts["examples"] if counts else 0.0
-    sums = total(learning, predictor, x, y)
-    return (learning.scoring.value(sums, learning.share) if sums else None) or 0.0
+    sums = total(task, predictor, x, y)
+    return (task.scoring.value(sums, task.share) if sums else None) or 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from sepal.tasks.learning import LearningTask
+from sepal.tasks.learning import Task
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,19 @@ class Losses:
     """What a client's batches cost.
 
     Attributes:
-        learning: The task, whose loss it is without weights and smoothing.
+        task: The task, whose loss it is without weights and smoothing.
         weights: The weight of each class, float32 (classes,); None: all alike.
         smoothing: ``label-smoothing``.
     """
 
-    learning: LearningTask
+    task: Task
     weights: torch.Tensor | None
     smoothing: float
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of outputs (n, …), float32 or bfloat16, for labels int64 (n,) or a task's targets."""
         if self.weights is None and not self.smoothing:
-            return self.learning.loss(_exact(outputs), targets)
+            return self.task.loss(_exact(outputs), targets)
         return functional.cross_entropy(_exact(outputs), targets, weight=self.weights, label_smoothing=self.smoothing)
 
     def by_example(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -38,14 +38,14 @@ class Losses:
         Raises:
             ValueError: The task has no loss of an example.
         """
-        if self.learning.loss_each is None:
-            raise ValueError(f"a loss for each example, which {self.learning.name} lacks")
+        if self.task.loss_each is None:
+            raise ValueError(f"a loss for each example, which {self.task.name} lacks")
         outputs = _exact(outputs)
         if self.smoothing:
             return functional.cross_entropy(
                 outputs, targets, self.weights, reduction="none", label_smoothing=self.smoothing
             )
-        losses = self.learning.loss_each(outputs, targets)
+        losses = self.task.loss_each(outputs, targets)
         return losses if self.weights is None else losses * self.weights[targets]
 
 

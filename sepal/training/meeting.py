@@ -20,7 +20,7 @@ import torch
 from sepal.errors import one_line
 from sepal.training import stacked
 from sepal.training.network import Network
-from sepal.training.stacked import Fitted, Job, UnfitError
+from sepal.training.stacked import Fitted, Job, NotStackableError
 from sepal.training.threads import set_threads
 
 log = logging.getLogger("sepal")
@@ -101,7 +101,7 @@ class Meeting:
     def _fitted(self, common: Hashable, jobs: Sequence[Job]) -> list[Fitted] | None:
         try:
             return stacked.train(jobs, self._tried)
-        except UnfitError as reason:
+        except NotStackableError as reason:
             log.debug("clients train one by one: %s", reason)
             self._refused.add(common)
             return None

@@ -27,7 +27,7 @@ from torch import nn
 
 from sepal.errors import one_line
 from sepal.training.capturable import Capturable, Objective
-from sepal.training.columns import Column, read_batches
+from sepal.training.columns import StreamColumn, read_batches
 from sepal.training.device_steps import DeviceSteps
 from sepal.training.hooks import Hooks, do_nothing, no_epoch
 from sepal.training.losses import Losses
@@ -54,7 +54,7 @@ Recorder: TypeAlias = Callable[[Step], Step]
 """Returns what repeats a step; it may call the step a few times before."""
 
 
-class UnfitError(Exception):
+class NotCapturableError(Exception):
     """This kind of training cannot be captured."""
 
 
@@ -119,7 +119,7 @@ class Programs:
         self._record = record
         self.reasons: dict[str, None] = {}  # why something was not captured, each once, in order
 
-    def begin(self, job: Job, networks: Sequence[Network]) -> Pending | None:
+    def begin(self, job: Job, networks: Sequence[Network]) -> PendingSteps | None:
         """Ask the device for all steps of a job, and return what waits for them; None if it has to train as usual.
 
         Args:
@@ -140,7 +140,7 @@ class Programs:
                 continue
             try:
                 return self._begin(job, networks, rows, common, filled)
-            except UnfitError as error:
+            except NotCapturableError as error:
                 self._refuse(f"{error}{' (with batches filled up)' if filled else ''}")
             except torch.OutOfMemoryError as error:
                 self._refuse(one_line(str(error)))
@@ -159,10 +159,10 @@ class Programs:
         rows: Sequence[tuple[int, torch.Tensor]],
         common: Hashable,
         filled: bool,
-    ) -> Pending:
+    ) -> PendingSteps:
         longest, most = max(len(batch) for _, batch in rows), job.trainer.config.batch_size
         size = max(longest, min(most, _room(longest, 1))) if filled else max(longest, most)
-        shape = Shape(size, _room(len(rows), LEAST_ROWS), _room(len(job.trainer.y), LEAST_ROWS), filled)
+        shape = ProgramShape(size, _room(len(rows), LEAST_ROWS), _room(len(job.trainer.y), LEAST_ROWS), filled)
         kept, key = networks[0].programs, (common, shape)
         program: Program | None = kept.pop(key, None)
         if program is None or not program.fits(job):
@@ -179,7 +179,7 @@ class Programs:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProgramShape:
     """For what a program has room: examples of a batch, steps, examples of a client; and whether batches are filled."""
 
     batch: int
@@ -189,7 +189,7 @@ class Shape:
 
 
 class Program:
-    """The captured steps of one network for one :class:`Shape` and kind of hooks.
+    """The captured steps of one network for one :class:`ProgramShape` and kind of hooks.
 
     Args:
         job: The first job.
@@ -198,7 +198,7 @@ class Program:
         record: Captures a step.
     """
 
-    def __init__(self, job: Job, networks: Sequence[Network], shape: Shape, record: Recorder) -> None:
+    def __init__(self, job: Job, networks: Sequence[Network], shape: ProgramShape, record: Recorder) -> None:
         trainer, device = job.trainer, job.trainer.device
         self.module, self.shape, self._networks, self._record = job.module, shape, tuple(networks), record
         self._device = device
@@ -217,7 +217,7 @@ class Program:
         self._total = torch.zeros((), device=device)
         weights = trainer.class_weights
         self._weights = None if weights is None else weights.clone()
-        self._losses = Losses(trainer.learning, self._weights, trainer.config.label_smoothing)
+        self._losses = Losses(trainer.task, self._weights, trainer.config.label_smoothing)
         twins: dict[int, torch.Tensor] = {}
         self._twins = [
             {name: twins.setdefault(id(tensor), tensor.detach().to(device).clone()) for name, tensor in named.items()}
@@ -240,7 +240,7 @@ class Program:
         same = all(tensors[name] is job_tensors[name] for name in tensors if name not in self._loose)
         return tensors.keys() == job_tensors.keys() and same and self.addresses == self._addresses()
 
-    def begin(self, job: Job, rows: Sequence[tuple[int, torch.Tensor]]) -> Pending:
+    def begin(self, job: Job, rows: Sequence[tuple[int, torch.Tensor]]) -> PendingSteps:
         """Copy what is the job's into the program, and ask the device for all steps.
 
         Raises:
@@ -252,7 +252,7 @@ class Program:
         keys = [(choice, None if self.shape.filled else size) for choice, size in zip(choices, sizes, strict=True)]
         if lacking := {key: at for at, key in reversed([*enumerate(keys)]) if key not in self._graphs}:
             if len(self._graphs) + len(lacking) > MOST_STEPS:
-                raise UnfitError(f"more than {MOST_STEPS} sizes of batches, or choices")
+                raise NotCapturableError(f"more than {MOST_STEPS} sizes of batches, or choices")
             with _generators(job.trainer.device), self._unchanged():
                 for key, at in lacking.items():
                     self._capture(key, at, rows[at][1])
@@ -260,7 +260,7 @@ class Program:
             self._graphs[key]()
             if job.hooks.after_epoch is not no_epoch and (at + 1 == len(rows) or rows[at + 1][0] != epoch):
                 job.hooks.after_epoch(job.module, epoch)
-        return Pending(self, job, begun, sizes, rows[-1][1])
+        return PendingSteps(self, job, begun, sizes, rows[-1][1])
 
     def end(self, job: Job, sizes: Sequence[int], last: torch.Tensor) -> float:
         """Give the job what is its own, wait for the device, and return the mean loss of the last epoch."""
@@ -299,7 +299,7 @@ class Program:
         self._step.zero_()
         self._total.zero_()
         if not self._steps.begin(job.optimizer):
-            raise UnfitError("an optimizer whose parameters have made different numbers of steps")
+            raise NotCapturableError("an optimizer whose parameters have made different numbers of steps")
         for hook, twins in zip(_hooks(job.hooks), self._twins, strict=True):
             for name, tensor in hook.tensors().items():
                 twins[name].copy_(tensor)
@@ -372,9 +372,9 @@ class Program:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # CUDA's own, or whatever a model's code raises under capture
-            raise UnfitError(one_line(f"{type(error).__name__}: {error}")) from None
+            raise NotCapturableError(one_line(f"{type(error).__name__}: {error}")) from None
         if self.addresses != self._addresses() or holds != _holds(module):
-            raise UnfitError("the model changes what it holds in training, or draws numbers on the host")
+            raise NotCapturableError("the model changes what it holds in training, or draws numbers on the host")
         self._compare(start, expected, self._copies())
         self._put_back(start)
         self._graphs[key] = graph
@@ -405,12 +405,12 @@ class Program:
             places = slice(count) if count is not None else slice(len(self._parameters), self._compared)
             start, replayed_values, usual_values = (_flat(tensors[places]) for tensors in (before, replayed, usual))
             if not bool(usual_values.isfinite().all()):
-                raise UnfitError(f"{kind} that are not finite after a step")
+                raise NotCapturableError(f"{kind} that are not finite after a step")
             allowed = (TOLERANCE_OF_ADAM if adam else TOLERANCE) * (
                 usual_values - start
             ).norm() + 1e-6 * usual_values.norm()
             if not bool((replayed_values - usual_values).norm() <= allowed):
-                raise UnfitError(f"a replay leads to other {kind} than the usual step")
+                raise NotCapturableError(f"a replay leads to other {kind} than the usual step")
 
     @property
     def _compared(self) -> int:
@@ -448,7 +448,7 @@ class Program:
 
 
 @dataclass
-class Pending:
+class PendingSteps:
     """Steps that the device was asked for; :meth:`result` waits for them."""
 
     program: Program
@@ -485,7 +485,7 @@ def unfit(job: Job) -> str:
     trainer = job.trainer
     if trainer.augment is not None:
         return "augment changes inputs on the host"
-    if isinstance(trainer.x, Column) or isinstance(trainer.y, Column):
+    if isinstance(trainer.x, StreamColumn) or isinstance(trainer.y, StreamColumn):
         return "a Dataset is read batch by batch"
     parts = {"loss": job.hooks.loss, "before_step": job.hooks.before_step, "after_step": job.hooks.after_step}
     for name, hook in parts.items():
@@ -511,13 +511,13 @@ def _tensors(hooks: Hooks) -> list[dict[str, torch.Tensor]]:
 
 def _data(trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = trainer.x, trainer.y
-    if isinstance(x, Column) or isinstance(y, Column):
-        raise UnfitError("a Dataset is read batch by batch")
+    if isinstance(x, StreamColumn) or isinstance(y, StreamColumn):
+        raise NotCapturableError("a Dataset is read batch by batch")
     return x, y
 
 
 def _kind(job: Job) -> Hashable:
-    """Return all on which a captured step depends, but its network and its :class:`Shape`."""
+    """Return all on which a captured step depends, but its network and its :class:`ProgramShape`."""
     trainer, module, optimizer = job.trainer, job.module, job.optimizer
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = tuple(
@@ -531,16 +531,16 @@ def _kind(job: Job) -> Hashable:
         (name, tuple(tensor.shape), tensor.dtype) for named in _tensors(job.hooks) for name, tensor in named.items()
     )
     parts = tuple((tuple(part.shape[1:]), part.dtype) for part in _data(trainer))
-    config, learning = trainer.config, trainer.learning
-    loss = id(learning), trainer.class_weights is None, config.label_smoothing, config.precision
+    config, task = trainer.config, trainer.task
+    loss = id(task), trainer.class_weights is None, config.label_smoothing, config.precision
     kept = type(optimizer), optimizer.most_norm
     return type(module), str(module), groups, free, modes, hooks, tensors, parts, loss, kept, trainer.device
 
 
 def _can_be_filled(job: Job) -> bool:
     """Return whether batches may be filled up: no example affects another, and no number is drawn for one."""
-    learning = job.trainer.learning
-    if not (learning.averages and learning.loss_each is not None and _loss_of(job).FILLED):
+    task = job.trainer.task
+    if not (task.averages and task.loss_each is not None and _loss_of(job).FILLED):
         return False
     if getattr(job.module, "least_batch", 1) > 1:
         return False
@@ -571,7 +571,7 @@ def _holds(module: nn.Module) -> bytes:
     try:
         return fingerprint(module, buffers=False)
     except Exception as error:  # whatever an object's own code raises
-        raise UnfitError(f"an attribute that cannot be compared: {one_line(str(error))}") from None
+        raise NotCapturableError(f"an attribute that cannot be compared: {one_line(str(error))}") from None
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

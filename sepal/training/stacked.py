@@ -21,7 +21,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from sepal.modules import floating
-from sepal.training.columns import Column
+from sepal.training.columns import StreamColumn
 from sepal.training.hooks import Hooks, Stacked, do_nothing, no_epoch
 from sepal.training.module_state import fingerprint
 from sepal.training.sgd_adam import Optimizer
@@ -35,7 +35,7 @@ Tensors = dict[str, torch.Tensor]
 TOLERANCE = 1e-2
 
 
-class UnfitError(Exception):
+class NotStackableError(Exception):
     """This kind of model cannot train several clients at once."""
 
 
@@ -75,14 +75,14 @@ class Fitted:
 def _plain(trainer: Trainer) -> bool:
     """Return whether batches are in memory and unchanged, and the loss is the task's: what clients train at once."""
     keys = trainer.augment is not None or trainer.config.label_smoothing or trainer.config.precision != "fp32"
-    return not keys and not isinstance(trainer.x, Column) and not isinstance(trainer.y, Column)
+    return not keys and not isinstance(trainer.x, StreamColumn) and not isinstance(trainer.y, StreamColumn)
 
 
 def kind(job: Job) -> Hashable | None:
     """Return what jobs that train together have in common; None if this one trains alone."""
     trainer, hooks, module = job.trainer, job.hooks, job.module
     steps = (hooks.before_step, hooks.after_step)
-    if hooks.loss is not None or not trainer.learning.averages or not job.passes or not _plain(trainer):
+    if hooks.loss is not None or not trainer.task.averages or not job.passes or not _plain(trainer):
         return None
     if any(hook is not do_nothing and not hasattr(hook, "stacked") for hook in steps):
         return None
@@ -96,7 +96,7 @@ def kind(job: Job) -> Hashable | None:
     )
     return (
         *(type(module), str(module), tuple((n, tuple(t.shape)) for n, t in floating(module).items()), trained),
-        *(type(job.optimizer), job.optimizer.most_norm, trainer.device, id(trainer.learning)),
+        *(type(job.optimizer), job.optimizer.most_norm, trainer.device, id(trainer.task)),
         *(part for t in (trainer.x[:1], trainer.y[:1]) for part in (tuple(t.shape[1:]), t.dtype)),
         *(type(hook) for hook in steps),
     )
@@ -139,7 +139,7 @@ class _Stack:
         self.steps = [len(of_client) for of_client in self._rows]
         self.examples = [sum(len(batch) for _, batch in of_client) for of_client in self._rows]
         self.device = jobs[0].trainer.device
-        self._loss_each: Callable[..., torch.Tensor] = jobs[0].trainer.learning.loss_each or _no_loss
+        self._loss_each: Callable[..., torch.Tensor] = jobs[0].trainer.task.loss_each or _no_loss
         tensors = [floating(job.module) for job in self.jobs]
         self.values = {name: torch.stack([of_client[name].detach() for of_client in tensors]) for name in tensors[0]}
         names = {parameter: name for name, parameter in self.jobs[0].module.named_parameters()}
@@ -259,13 +259,13 @@ def check(stack: _Stack) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as reason:
-        raise UnfitError(f"{type(reason).__name__}: {reason}") from None
+        raise NotStackableError(f"{type(reason).__name__}: {reason}") from None
     finally:
         functorch._set_vmap_fallback_enabled(True)
     if any(not torch.equal(leaves[name], before[name]) for name in leaves):
-        raise UnfitError("the model changes its buffers in training")
+        raise NotStackableError("the model changes its buffers in training")
     if holds != _fingerprint(module):
-        raise UnfitError("the model changes what it holds in training, or draws numbers")
+        raise NotStackableError("the model changes what it holds in training, or draws numbers")
     sizes = [len(rows[0][1]) for rows in stack._rows]
     for client in {sizes.index(min(sizes)), sizes.index(max(sizes))}:
         _compare({name: gradient[client] for name, gradient in gradients.items()}, stack, client)
@@ -275,7 +275,7 @@ def _fingerprint(module: nn.Module) -> bytes:
     try:
         return fingerprint(module)
     except Exception as reason:  # whatever an object's own code raises
-        raise UnfitError(f"an attribute that cannot be compared: {reason}") from None
+        raise NotStackableError(f"an attribute that cannot be compared: {reason}") from None
 
 
 def _compare(gradients: Tensors, stack: _Stack, client: int) -> None:
@@ -286,15 +286,15 @@ def _compare(gradients: Tensors, stack: _Stack, client: int) -> None:
     alone = torch.autograd.grad(loss, trained, allow_unused=True)
     for name, gradient in zip(stack.trained, alone, strict=True):
         if (gradient is None) != (name not in gradients):
-            raise UnfitError(f"{name} has a gradient in one way only")
+            raise NotStackableError(f"{name} has a gradient in one way only")
         if gradient is not None:
             limit = TOLERANCE * gradient.abs().max() + 1e-7
             if not bool(((gradients[name] - gradient).abs() <= limit).all() | ~gradient.isfinite().all()):
-                raise UnfitError(f"another gradient of {name}")
+                raise NotStackableError(f"another gradient of {name}")
 
 
 def _no_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    raise UnfitError("the task has no loss for each example")
+    raise NotStackableError("the task has no loss for each example")
 
 
 def _copied(values: Tensors) -> Tensors:

@@ -23,7 +23,7 @@ from sepal.config import RunConfig
 from sepal.protocol.types import ClientInfo, Weights
 from sepal.rng import derive, derive_seed
 from sepal.tasks.builtin import BY_CLASS
-from sepal.tasks.learning import LearningTask
+from sepal.tasks.learning import Task
 from sepal.training.augment import Augment
 from sepal.training.batches import shuffled, smallest_batch
 from sepal.training.columns import Part, read_batches, split
@@ -68,7 +68,7 @@ class Trainer:
             run's seed, which the server knows.
         request: Digest of the message that is answered; the noise depends on it. The host sets it (:meth:`begin`).
         halvings: How often the learning rate is halved in the round that is answered (:attr:`Plan.halvings`).
-        learning: Targets, loss and metrics.
+        task: Targets, loss and metrics.
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
         augment: Changes the inputs of each training batch; None: nothing does.
         meeting: Where it meets other clients of the process to train at once; None: each trains alone.
@@ -96,7 +96,7 @@ class Trainer:
     secret: bytes = b""
     request: bytes = b""
     halvings: int = 0
-    learning: LearningTask = BY_CLASS
+    task: Task = BY_CLASS
     class_weights: torch.Tensor | None = None
     augment: Augment | None = None
     meeting: Meeting | None = None
@@ -120,7 +120,7 @@ class Trainer:
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch's outputs (n, …): the task's, or of classes with weights and smoothing."""
-        return Losses(self.learning, self.class_weights, self.config.label_smoothing).mean(outputs, targets)
+        return Losses(self.task, self.class_weights, self.config.label_smoothing).mean(outputs, targets)
 
     def loss_of(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the same of a module's outputs: the loss of :meth:`fit` where a method has none of its own."""
@@ -138,7 +138,7 @@ class Trainer:
 
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,), for methods that declare that they need it."""
-        return Losses(self.learning, self.class_weights, self.config.label_smoothing).by_example(outputs, targets)
+        return Losses(self.task, self.class_weights, self.config.label_smoothing).by_example(outputs, targets)
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded; all else is the client's.

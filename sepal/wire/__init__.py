@@ -1,7 +1,7 @@
 """The sparse wire format, specified in FORMAT.md; ``records`` converts payloads to Flower's Array."""
 
 from sepal.wire.codec import Spec, Specs, decode, encode
-from sepal.wire.header import Contents, Entry, IndexCoding, inspect
+from sepal.wire.header import Contents, IndexCoding, TensorHeader, inspect
 from sepal.wire.tensors import (
     Array,
     Index,
@@ -20,13 +20,13 @@ from sepal.wire.values import rounded
 __all__ = [
     "Array",
     "Contents",
-    "Entry",
     "Index",
     "IndexCoding",
     "SparseTensor",
     "Spec",
     "Specs",
     "Support",
+    "TensorHeader",
     "TensorSpec",
     "Tensors",
     "ValueCoding",

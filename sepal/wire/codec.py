@@ -13,7 +13,7 @@ import numpy as np
 
 from sepal.errors import WireError
 from sepal.wire.bits import Bytes
-from sepal.wire.header import Entry, IndexCoding, check_name_and_shape, inspect, write_header
+from sepal.wire.header import IndexCoding, TensorHeader, check_name_and_shape, inspect, write_header
 from sepal.wire.index import CodedIndex, decode_index, encode_index
 from sepal.wire.tensors import Index, SparseTensor, Support, Tensors, TensorSpec, ValueCoding
 from sepal.wire.values import decode_values, encode_values
@@ -35,7 +35,7 @@ def encode(tensors: Tensors) -> bytes:
         WireError: The format cannot hold a name, shape, index or value: for example unsorted or duplicate positions,
             NaN, a value out of range of its coding, or different magnitudes with SIGN.
     """
-    entries: list[Entry] = []
+    entries: list[TensorHeader] = []
     parts: list[bytes | memoryview] = []
     for name, tensor in tensors.items():
         _check_tensor(name, tensor)
@@ -48,7 +48,7 @@ def encode(tensors: Tensors) -> bytes:
             parts.append(values.data)
             value_bytes = values.nbytes
         entries.append(
-            Entry(
+            TensorHeader(
                 name,
                 tensor.shape,
                 index.coding,
@@ -122,7 +122,7 @@ def _check_index(name: str, index: Index, size: int) -> None:
         raise WireError(f"{name} index", f"positions in 0 to {size - 1}", f"{index[0]} to {index[-1]}")
 
 
-def _check_order(entries: Mapping[str, Entry], specs: Specs) -> None:
+def _check_order(entries: Mapping[str, TensorHeader], specs: Specs) -> None:
     for name in entries:
         if name not in specs:
             raise WireError("name", f"one of {', '.join(specs)}", name)
@@ -131,7 +131,7 @@ def _check_order(entries: Mapping[str, Entry], specs: Specs) -> None:
         raise WireError("names", f"the order {', '.join(expected)}", ", ".join(entries))
 
 
-def _admit(name: str, entry: Entry | None, spec: TensorSpec) -> None:
+def _admit(name: str, entry: TensorHeader | None, spec: TensorSpec) -> None:
     """Raise if the header of a tensor does not match its spec."""
     if entry is None:
         if not spec.optional:
@@ -158,7 +158,7 @@ def _is_known(support: Support, spec: TensorSpec) -> bool:
     return support is Support.DERIVED and spec.support is Support.EXPLICIT and spec.index is not None
 
 
-def _decode_tensor(entry: Entry, spec: TensorSpec, index_data: Bytes, value_data: Bytes) -> SparseTensor:
+def _decode_tensor(entry: TensorHeader, spec: TensorSpec, index_data: Bytes, value_data: Bytes) -> SparseTensor:
     values = None
     if entry.values is not ValueCoding.NONE:
         values = decode_values(value_data, entry.values, entry.count, f"{entry.name} values")

@@ -43,7 +43,7 @@ _VALUE_CODING = {int(pb.ValueCoding.Value(f"VALUE_{coding.name}")): coding for c
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorHeader:
     """The header of one tensor.
 
     Attributes:
@@ -89,7 +89,7 @@ class Contents:
     """
 
     header_bytes: int
-    tensors: tuple[Entry, ...]
+    tensors: tuple[TensorHeader, ...]
 
     @property
     def index_bytes(self) -> int:
@@ -107,7 +107,7 @@ class Contents:
         return self.header_bytes + self.index_bytes + self.value_bytes
 
 
-def write_header(entries: list[Entry]) -> bytes:
+def write_header(entries: list[TensorHeader]) -> bytes:
     """Return magic, version, length and header.
 
     Raises:
@@ -159,7 +159,7 @@ def check_name_and_shape(name: str, shape: tuple[int, ...]) -> None:
         raise WireError(f"{name} shape", f"at most {MAX_SIZE} entries", str(shape))
 
 
-def _message(entries: list[Entry]) -> pb.Header:
+def _message(entries: list[TensorHeader]) -> pb.Header:
     return pb.Header(
         tensors=[
             pb.Tensor(
@@ -178,7 +178,7 @@ def _message(entries: list[Entry]) -> pb.Header:
     )
 
 
-def _read_entries(header: bytes) -> list[Entry]:
+def _read_entries(header: bytes) -> list[TensorHeader]:
     try:
         message = pb.Header.FromString(header)
     except (DecodeError, ValueError) as error:
@@ -191,13 +191,13 @@ def _read_entries(header: bytes) -> list[Entry]:
     return [_read_entry(tensor) for tensor in message.tensors]
 
 
-def _read_entry(tensor: pb.Tensor) -> Entry:
+def _read_entry(tensor: pb.Tensor) -> TensorHeader:
     check_name_and_shape(tensor.name, tuple(tensor.shape))
     if tensor.index not in _INDEX_CODING:
         raise WireError(f"{tensor.name} index", "a known index coding", str(tensor.index))
     if tensor.values not in _VALUE_CODING:
         raise WireError(f"{tensor.name} values", "a known value coding", str(tensor.values))
-    return Entry(
+    return TensorHeader(
         tensor.name,
         tuple(tensor.shape),
         _INDEX_CODING[tensor.index],
@@ -210,7 +210,7 @@ def _read_entry(tensor: pb.Tensor) -> Entry:
     )
 
 
-def _check_entries(entries: list[Entry]) -> None:
+def _check_entries(entries: list[TensorHeader]) -> None:
     if len(entries) > MAX_TENSORS:
         raise WireError("header", f"at most {MAX_TENSORS} tensors", str(len(entries)))
     names: set[str] = set()
@@ -223,7 +223,7 @@ def _check_entries(entries: list[Entry]) -> None:
         _check_lengths(entry)
 
 
-def _check_count(entry: Entry) -> None:
+def _check_count(entry: TensorHeader) -> None:
     coding, size = entry.index, entry.size
     fewest, most = 0, size
     if coding is IndexCoding.DENSE:
@@ -236,7 +236,7 @@ def _check_count(entry: Entry) -> None:
         raise WireError(f"{entry.name} count", f"{fewest} to {most} for {coding.value}", str(entry.count))
 
 
-def _check_parameters(entry: Entry) -> None:
+def _check_parameters(entry: TensorHeader) -> None:
     coding, size = entry.index, entry.size
     if coding is IndexCoding.ROWS:
         if len(entry.shape) < 2 or entry.axis >= len(entry.shape):
@@ -250,7 +250,7 @@ def _check_parameters(entry: Entry) -> None:
         raise WireError(f"{entry.name} low_bits", f"at most {most_low_bits}", str(entry.low_bits))
 
 
-def _check_lengths(entry: Entry) -> None:
+def _check_lengths(entry: TensorHeader) -> None:
     fewest = most = 0
     if entry.index is IndexCoding.BITMAP:
         fewest = most = (entry.size + 7) // 8

@@ -11,7 +11,7 @@ import numpy as np
 from sepal.errors import WireError
 from sepal.wire.bits import Bytes, ones, packed
 from sepal.wire.gaps import decode_gaps, encode_gaps, gaps_between, shortest_code
-from sepal.wire.header import Entry, IndexCoding
+from sepal.wire.header import IndexCoding, TensorHeader
 from sepal.wire.tensors import Index
 
 
@@ -37,7 +37,7 @@ def encode_index(index: Index | None, shape: tuple[int, ...]) -> CodedIndex:
     return encode()
 
 
-def decode_index(entry: Entry, data: Bytes) -> Index:
+def decode_index(entry: TensorHeader, data: Bytes) -> Index:
     """Decode positions in BITMAP, ROWS or GAPS, int64 (nnz,); ``data`` has the length in ``entry``.
 
     Raises:

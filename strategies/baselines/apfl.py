@@ -54,7 +54,7 @@ class ClientState:
     rounds: int = 0
 
 
-class Mixture(nn.Module):
+class MixedModel(nn.Module):
     """w_i, v_i and α in one module, trained on the same batch by one loss."""
 
     def __init__(self, shared: nn.Module, personal: nn.Module, alpha: float, adaptive: bool) -> None:
@@ -82,7 +82,7 @@ class BothLosses(Capturable):
 
     def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the loss of a batch."""
-        both = typing.cast("Mixture", module)
+        both = typing.cast("MixedModel", module)
         return self.objective(both.shared(x), y) + self.objective(both(x), y)
 
 
@@ -95,7 +95,7 @@ class MoveAlpha(Capturable):
 
     def __call__(self, module: nn.Module) -> None:
         """Move α, if it is adaptive and has not been moved."""
-        alpha = typing.cast("Mixture", module).alpha
+        alpha = typing.cast("MixedModel", module).alpha
         if alpha.grad is not None:
             with torch.no_grad():
                 alpha.sub_(self.rate * alpha.grad).clamp_(0, 1)
@@ -110,7 +110,7 @@ class MoveAlpha(Capturable):
         rate, first = tensors["rate"], tensors["first"]
 
         def move(module: nn.Module) -> None:
-            alpha = typing.cast("Mixture", module).alpha
+            alpha = typing.cast("MixedModel", module).alpha
             if alpha.grad is not None:
                 with torch.no_grad():
                     alpha.copy_(torch.where(first, (alpha - rate * alpha.grad).clamp(0, 1), alpha))
@@ -132,7 +132,7 @@ class APFLClient(ClientBase[ClientState]):
 
     def init(self) -> ClientState:
         """Start with v_i = W_0 and α as configured."""
-        return ClientState(dict(self.task.weights), dict(self.task.weights), self.hyper.alpha)
+        return ClientState(dict(self.setup.weights), dict(self.setup.weights), self.hyper.alpha)
 
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return v_i mixed with the received global model."""
@@ -147,12 +147,12 @@ class APFLClient(ClientBase[ClientState]):
         shared, personal = self.trainer.network(), self.trainer.network("personal")
         shared.load(super().received_weights(state, download, plan))
         personal.load(state.personal)
-        both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive)
+        both = MixedModel(shared.module, personal.module, state.alpha, self.hyper.adaptive)
         rate = self.trainer.learning_rate(plan.round)
         parts = [*shared.module.parameters(), *personal.module.parameters()]
         hooks = Hooks(loss=BothLosses(self.trainer.loss), after_step=MoveAlpha(rate))
         self.trainer.fit(both, plan.round, hooks, parameters=parts)
-        epochs = self.task.config.local_epochs
+        epochs = self.setup.config.local_epochs
         self.trainer.account(shared.module, epochs * len(self.trainer.y))  # fit counts the pass of v̄_i only
         alpha, sent, personal_weights = float(both.alpha.detach()), shared.read(), personal.read()
         after = ClientState(

@@ -50,7 +50,7 @@ class DittoClient(ClientBase[ClientState]):
 
     def init(self) -> ClientState:
         """Start with v_i = W_0."""
-        return ClientState(dict(self.task.weights))
+        return ClientState(dict(self.setup.weights))
 
     def personal_weights(self, state: ClientState) -> Weights:
         """Return v_i; empty before it was trained."""

@@ -62,7 +62,7 @@ class FedAvgServer(ServerBase[ServerState]):
 
     def init(self) -> ServerState:
         """Start from W_0."""
-        return ServerState({p.name: self.task.weights[p.name] for p in self.shared()})
+        return ServerState({p.name: self.setup.weights[p.name] for p in self.shared()})
 
     def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
         """Return the averaged tensors, from which every client trains."""

@@ -30,7 +30,7 @@ class FedAvgFtServer(FedAvgServer):
 
     def plan(self, round: int) -> Plan:
         """Fine-tune only in rounds with a full evaluation, because only those use the result."""
-        every = self.task.config.evaluate_every
+        every = self.setup.config.evaluate_every
         return Plan(round, scalars={"finetune": bool(every and round % every == 0)})
 
 

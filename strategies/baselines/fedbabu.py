@@ -15,7 +15,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.layout import Layout, layers
-from sepal.method import Payload, Plan, Task, Weights
+from sepal.method import Payload, Plan, RunSetup, Weights
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 
@@ -34,11 +34,11 @@ class Hyper(Settings):
 class Body:
     """The exchanged tensors: all but the head."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the tensors that are averaged."""
-        return layers(self.task.layout, self.task.hyper.head_layers)[0]
+        return layers(self.setup.layout, self.setup.hyper.head_layers)[0]
 
 
 class FedBabuServer(Body, FedAvgServer):
@@ -53,11 +53,11 @@ class FedBabuClient(Body, FedAvgClient):
 
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the averaged body with the initial head."""
-        return {**self.task.weights, **super().received_weights(state, download, plan)}
+        return {**self.setup.weights, **super().received_weights(state, download, plan)}
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Fine-tune the received body and the initial head, without an upload."""
-        start, lr = self.received_weights(state, download, plan), self.hyper.tuning * float(self.task.config.lr)
+        start, lr = self.received_weights(state, download, plan), self.hyper.tuning * float(self.setup.config.lr)
         return ClientState(self.fit(start, plan, epochs=self.hyper.epochs, purpose="finetune", lr=lr))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:

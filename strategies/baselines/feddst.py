@@ -38,7 +38,7 @@ from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Mask, Masks, density, masked
 from sepal.masks.schedules import prune, regrow
 from sepal.masks.selection import largest
-from sepal.method import ClientInfo, Hooks, Metrics, Payload, Plan, Schema, ServerBase, Task, Uploads, Weights
+from sepal.method import ClientInfo, Hooks, Metrics, Payload, Plan, RunSetup, Schema, ServerBase, Uploads, Weights
 from sepal.method.means import mean_of_holders
 from sepal.method.tensors import at_masks, at_masks_specs
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
@@ -67,20 +67,20 @@ class ServerState:
     masks: Masks
 
 
-def budgets(task: Task) -> dict[str, int]:
+def budgets(setup: RunSetup) -> dict[str, int]:
     """Return how many entries are kept, for every tensor that has a mask."""
-    shapes = {p.name: p.shape for p in task.layout if p.role is Role.WEIGHT}
-    return (erk if task.hyper.budgets == "erk" else uniform)(shapes, task.hyper.keep)
+    shapes = {p.name: p.shape for p in setup.layout if p.role is Role.WEIGHT}
+    return (erk if setup.hyper.budgets == "erk" else uniform)(shapes, setup.hyper.keep)
 
 
-def sizes(task: Task) -> dict[str, int]:
+def sizes(setup: RunSetup) -> dict[str, int]:
     """Return the number of entries of each tensor that are sent."""
-    return {**{p.name: p.size for p in task.layout}, **budgets(task)}
+    return {**{p.name: p.size for p in setup.layout}, **budgets(setup)}
 
 
-def first_masks(task: Task) -> dict[str, Mask]:
+def first_masks(setup: RunSetup) -> dict[str, Mask]:
     """Return the masks of the largest |W_0| in each layer; both sides derive them."""
-    return {name: largest(task.weights[name], k) for name, k in budgets(task).items()}
+    return {name: largest(setup.weights[name], k) for name, k in budgets(setup).items()}
 
 
 def everywhere(masks: Masks, layout: Layout) -> dict[str, Mask]:
@@ -95,12 +95,12 @@ class FedDSTServer(ServerBase[ServerState]):
 
     def init(self) -> ServerState:
         """Start from W_0, masked to its largest entries in each layer."""
-        masks = first_masks(self.task)
-        return ServerState(masked(self.task.weights, masks), masks)
+        masks = first_masks(self.setup)
+        return ServerState(masked(self.setup.weights, masks), masks)
 
     def plan(self, round: int) -> Plan:
         """Readjust in rounds 2, 2 + ΔR, … up to round ``until``."""
-        until = self.hyper.until or self.task.config.rounds // 2
+        until = self.hyper.until or self.setup.config.rounds // 2
         due = 2 <= round <= until and (round - 2) % self.hyper.readjust_every == 0
         return Plan(round, scalars={"fraction": self.hyper.fraction if due else 0.0})
 
@@ -112,7 +112,7 @@ class FedDSTServer(ServerBase[ServerState]):
         """Admit weights at the global masks; in a readjusting round, at the client's own masks."""
         moving = bool(plan.scalars["fraction"])
         global_masks = everywhere(state.masks, self.layout)
-        return Schema(at_masks_specs(self.layout, sizes(self.task), None if moving else global_masks, fresh=moving))
+        return Schema(at_masks_specs(self.layout, sizes(self.setup), None if moving else global_masks, fresh=moving))
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Compute Σ n_i·w_i·m_i ⊘ Σ n_i·m_i; when readjusting, keep the largest of each layer that any client kept."""
@@ -121,7 +121,7 @@ class FedDSTServer(ServerBase[ServerState]):
             return state, {}
         masks = dict(state.masks)
         if plan.scalars["fraction"]:
-            kept = budgets(self.task)
+            kept = budgets(self.setup)
             masks = {name: largest(covered.mean[name], k, covered.holders[name] > 0) for name, k in kept.items()}
         weights = {name: mean.astype(np.float32) for name, mean in covered.mean.items()}
         grown = sum(int((masks[name] & ~state.masks[name]).sum()) for name in masks)
@@ -175,17 +175,17 @@ class FedDSTClient(FedAvgClient):
 
     def download_schema(self, state: object, plan: Plan) -> Schema:
         """Admit the global model and its masks; in round 1 an empty payload, because both follow from W_0."""
-        return Schema() if plan.round == 1 else Schema(at_masks_specs(self.layout, sizes(self.task)))
+        return Schema() if plan.round == 1 else Schema(at_masks_specs(self.layout, sizes(self.setup)))
 
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the sparse global model."""
         weights = super().received_weights(state, download, plan)
-        return weights if download.tensors else masked(weights, first_masks(self.task))
+        return weights if download.tensors else masked(weights, first_masks(self.setup))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train with the received masks, readjust them if the plan says so, and upload weights and new masks."""
         masks, fraction = self._masks(download), float(plan.scalars["fraction"])
-        start, epochs = self.received_weights(state, download, plan), self.task.config.local_epochs
+        start, epochs = self.received_weights(state, download, plan), self.setup.config.local_epochs
         if fraction:
             after = min(self.hyper.train_after, epochs - 1)
             model, gradient = self._fit(start, masks, plan, epochs - after)
@@ -202,12 +202,12 @@ class FedDSTClient(FedAvgClient):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train with the received masks."""
-        start, epochs = self.received_weights(state, download, plan), self.task.config.local_epochs
+        start, epochs = self.received_weights(state, download, plan), self.setup.config.local_epochs
         return ClientState(self._fit(start, self._masks(download), plan, epochs)[0])
 
     def _masks(self, download: Payload) -> Masks:
         tensors = download.tensors
-        return {name: tensors[name].mask() for name in budgets(self.task)} if tensors else first_masks(self.task)
+        return {name: tensors[name].mask() for name in budgets(self.setup)} if tensors else first_masks(self.setup)
 
     def _fit(
         self, start: Weights, masks: Masks, plan: Plan, epochs: int, purpose: str = "train"

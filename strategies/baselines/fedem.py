@@ -31,7 +31,7 @@ from torch import nn
 
 from sepal.config import Settings
 from sepal.layout import Layout, Parameter
-from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, Task, Weights
+from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, RunSetup, Weights
 from sepal.models import initial_weights
 from sepal.rng import derive
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
@@ -48,9 +48,9 @@ class Hyper(Settings):
     # The authors' choice, which pFedGate's comparison takes too.
     models: int = Field(3, ge=1, le=100, description="M, number of global models; 1 is FedAvg")
 
-    def largest_message(self, task: Task) -> int:
+    def largest_message(self, setup: RunSetup) -> int:
         """Return M times the model's entries, because all models travel in one message."""
-        return self.models * super().largest_message(task)
+        return self.models * super().largest_message(setup)
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,21 @@ class ClientState:
 class Mixture:
     """What server and client share: M models, as ``m/NAME``."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the tensors of all models."""
-        numbers = range(self.task.hyper.models)
-        return tuple(Parameter(f"{m}/{p.name}", p.shape, p.role) for m in numbers for p in self.task.layout)
+        numbers = range(self.setup.hyper.models)
+        return tuple(Parameter(f"{m}/{p.name}", p.shape, p.role) for m in numbers for p in self.setup.layout)
 
     def first(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return the models before round 1: M draws, but what the user's ``build`` sets is the same in all of them."""
-        models = {f"0/{name}": array for name, array in self.task.weights.items()}
-        for m in range(1, self.task.hyper.models):
-            seed = int(derive(self.task.config.seed, "fedem", m).integers(2**62))
-            drawn = initial_weights(self.task.make(), seed)
+        models = {f"0/{name}": array for name, array in self.setup.weights.items()}
+        for m in range(1, self.setup.hyper.models):
+            seed = int(derive(self.setup.config.seed, "fedem", m).integers(2**62))
+            drawn = initial_weights(self.setup.make(), seed)
             weights = {
-                name: self.task.weights[name] if name in self.task.user_set else new for name, new in drawn.items()
+                name: self.setup.weights[name] if name in self.setup.user_set else new for name, new in drawn.items()
             }
             models |= {f"{m}/{name}": array for name, array in weights.items()}
         return models

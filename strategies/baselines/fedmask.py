@@ -45,15 +45,15 @@ from sepal.method import (
     Metrics,
     Payload,
     Plan,
+    RunSetup,
     Schema,
     ServerBase,
-    Task,
     Trainer,
     Uploads,
     Weights,
 )
 from sepal.protocol.types import SpecLike
-from sepal.strategies.baselines.fedmask_parts import Hyper, Parts
+from sepal.strategies.baselines.fedmask_parts import Hyper, MaskedParts
 from sepal.strategies.registration import register
 from sepal.training.hooks import frozen
 from sepal.training.optimizers import ParameterGroup
@@ -84,9 +84,9 @@ class ClientState:
 class FedMaskServer(ServerBase[ServerState]):
     """Averages the clients' masks."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.parts = Parts(task)
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        self.parts = MaskedParts(setup)
 
     def init(self) -> ServerState:
         """Start with the bits of the first scores, and without structures."""
@@ -167,9 +167,9 @@ def key(name: str) -> str:
 class FedMaskClient(ClientBase[ClientState]):
     """Keeps its structure and its scores."""
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
-        self.parts = Parts(task)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
+        self.parts = MaskedParts(setup)
 
     def init(self) -> ClientState:
         """Start without a structure."""

@@ -13,7 +13,7 @@ from sepal.config import Settings
 from sepal.layout import Layout, Parameter, Role, layers
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count, largest
-from sepal.method import Task, Weights
+from sepal.method import RunSetup, Weights
 from sepal.protocol.types import SpecLike
 from sepal.rng import derive
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec, members
@@ -35,7 +35,7 @@ class Hyper(Settings):
     )
 
 
-class Parts:
+class MaskedParts:
     """What server and client share: which weights have masks, and how masks are sent.
 
     Attributes:
@@ -45,25 +45,25 @@ class Parts:
         first: The first scores, float32 by weight.
     """
 
-    def __init__(self, task: Task) -> None:
-        self.hyper: Hyper = task.hyper
-        masked = layers(task.layout, self.hyper.layers)[1] if self.hyper.layers else task.layout
+    def __init__(self, setup: RunSetup) -> None:
+        self.hyper: Hyper = setup.hyper
+        masked = layers(setup.layout, self.hyper.layers)[1] if self.hyper.layers else setup.layout
         self.masked: Layout = tuple(p for p in masked if p.role is Role.WEIGHT)
         self.axis = {p.name: 0 for p in self.masked[:-1]} or {self.masked[-1].name: 1}
         self.units: Layout = tuple(
             Parameter(p.name, (p.shape[self.axis[p.name]],), p.role) for p in self.masked if p.name in self.axis
         )
-        seed = task.config.seed
+        seed = setup.config.seed
         self.first: Weights = {
             p.name: derive(seed, "fedmask", p.name).standard_normal(p.shape, np.float32) * np.float32(SPREAD)
             for p in self.masked
         }
-        self.weights = dict(task.weights)
+        self.weights = dict(setup.weights)
         if self.hyper.weights == "signed":
             for p in self.masked:
                 gain = 1 if p is self.masked[-1] else 2  # no ReLU follows the output layer
                 size = np.float32(math.sqrt(2 * gain / self.hyper.keep / math.prod(p.shape[1:])))
-                self.weights[p.name] = np.where(task.weights[p.name] < 0, -size, size).astype(np.float32)
+                self.weights[p.name] = np.where(setup.weights[p.name] < 0, -size, size).astype(np.float32)
 
     def entries(self, structure: Packed) -> dict[str, Mask]:
         """Return the entries of a structure, bool by weight; all entries if there is no structure."""

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.layout import Layout, layers
-from sepal.method import ClientBase, Payload, Plan, Task, Weights
+from sepal.method import ClientBase, Payload, Plan, RunSetup, Weights
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
 
@@ -40,14 +40,14 @@ class ClientState:
     rounds: int = 0
 
 
-class Body:
+class SharedLayers:
     """The exchanged tensors: all but the last ``personal-layers`` layers."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the tensors that are averaged."""
-        return layers(self.task.layout, self.task.hyper.personal_layers)[0]
+        return layers(self.setup.layout, self.setup.hyper.personal_layers)[0]
 
 
 class PartClient(ClientBase[ClientState]):
@@ -58,7 +58,7 @@ class PartClient(ClientBase[ClientState]):
 
     def init(self) -> ClientState:
         """Start from W_0."""
-        return ClientState(dict(self.task.weights))
+        return ClientState(dict(self.setup.weights))
 
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the client's model with the received layers."""
@@ -73,11 +73,11 @@ class PartClient(ClientBase[ClientState]):
         return ClientState(self.fit(self.received_weights(state, download, plan), plan), state.rounds + 1)
 
 
-class FedPerServer(Body, FedAvgServer):
+class FedPerServer(SharedLayers, FedAvgServer):
     """FedAvg's server for the body."""
 
 
-class FedPerClient(Body, PartClient):
+class FedPerClient(SharedLayers, PartClient):
     """Exchanges the body."""
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from sepal.config import Settings
 from sepal.layout import layers
 from sepal.method import Payload, Plan
-from sepal.strategies.baselines.fedper import Body, ClientState, FedPerServer, PartClient
+from sepal.strategies.baselines.fedper import ClientState, FedPerServer, PartClient, SharedLayers
 from sepal.strategies.registration import register
 
 
@@ -32,7 +32,7 @@ class Hyper(Settings):
     body_epochs: int = Field(1, ge=0, description="epochs for the body; 0: local-epochs")
 
 
-class FedRepClient(Body, PartClient):
+class FedRepClient(SharedLayers, PartClient):
     """FedPer's client, which trains head and body one after the other."""
 
     batched = True
@@ -50,7 +50,7 @@ class FedRepClient(Body, PartClient):
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train the head only, for at least 10 epochs, as the authors' code does at the end."""
         head = layers(self.layout, self.hyper.personal_layers)[1]
-        epochs = max(10, self.hyper.head_epochs or self.task.config.local_epochs)
+        epochs = max(10, self.hyper.head_epochs or self.setup.config.local_epochs)
         model = self.fit(self.received_weights(state, download, plan), plan, epochs=epochs, purpose="head", only=head)
         return ClientState(model, state.rounds + 1)
 

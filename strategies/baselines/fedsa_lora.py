@@ -11,7 +11,7 @@ Deviations: the mean of A is weighted by n_i.
 from __future__ import annotations
 
 from sepal.layout import Layout
-from sepal.method import Task
+from sepal.method import RunSetup
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.baselines.fedper import PartClient
 from sepal.strategies.registration import register
@@ -20,11 +20,11 @@ from sepal.strategies.registration import register
 class OfA:
     """The exchanged tensors: A of every adapter."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the tensors that are averaged."""
-        return tuple(parameter for parameter in self.task.layout if parameter.name.endswith(".lora_A"))
+        return tuple(parameter for parameter in self.setup.layout if parameter.name.endswith(".lora_A"))
 
 
 class FedSaLoraServer(OfA, FedAvgServer):

@@ -37,8 +37,8 @@ from sepal.method import (
     Metrics,
     Payload,
     Plan,
+    RunSetup,
     Schema,
-    Task,
     Trainer,
     Uploads,
     Weights,
@@ -110,8 +110,8 @@ class FedSCRServer(FedAvgServer):
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit any entries within the budget, then the statistics."""
-        hyper: Hyper = self.task.hyper
-        parts = trained(self.task.layout)
+        hyper: Hyper = self.setup.hyper
+        parts = trained(self.setup.layout)
         most = sum(p.size for p in parts) if hyper.threshold else budget(parts, hyper.keep)
         specs: dict[str, SpecLike] = {p.name: _within(p.shape, p.size, most) for p in parts}
         return Schema({**specs, **dense_specs(statistics(self.layout))})
@@ -122,13 +122,13 @@ class FedSCRServer(FedAvgServer):
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Update W ← W + Σ n_i·u_i / Σ n_i."""
-        parts = trained(self.task.layout)
+        parts = trained(self.setup.layout)
         mean = sparse_mean(uploads, {p.name: p.shape for p in parts}, self.weigh, self.robust)
         moved = {p.name: (state.weights[p.name] + mean[p.name]).astype(np.float32) for p in parts}
         fixed = weighted_mean(
-            uploads, state.weights, [p.name for p in statistics(self.task.layout)], robust=self.robust
+            uploads, state.weights, [p.name for p in statistics(self.setup.layout)], robust=self.robust
         )
-        return ServerState({p.name: {**moved, **fixed}[p.name] for p in self.task.layout}), {}
+        return ServerState({p.name: {**moved, **fixed}[p.name] for p in self.setup.layout}), {}
 
 
 def _within(shape: tuple[int, ...], size: int, most: int) -> SpecLike:
@@ -144,9 +144,9 @@ class FedSCRClient(ClientBase[ClientState]):
 
     batched = True
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
-        self.parts = trained(task.layout)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
+        self.parts = trained(setup.layout)
 
     def init(self) -> ClientState:
         """Start with a residual of 0."""

@@ -127,7 +127,7 @@ class FjordClient(WidthClient):
         module, x = network.module, self.trainer.x
         widths = [width for width in numbers(self.hyper.widths) if width <= self.own_width]
         parts = {width: self.network(width).module for width in widths}
-        rng = derive(self.task.config.seed, "fjord", self.trainer.client.name, plan.round)
+        rng = derive(self.setup.config.seed, "fjord", self.trainer.client.name, plan.round)
         loss = PartLoss(self.trainer.loss, self.hyper.distill, tuple(widths), parts, rng, [])
         counted = 1.0 if self.hyper.distill else 0.0
         density = dict.fromkeys(multiply_adds(module, x[:1]), counted)

@@ -32,7 +32,7 @@ from torch import nn
 
 from sepal.config import Mark, marks
 from sepal.layout import Layout
-from sepal.method import Hooks, Plan, Task, Upload, Weights
+from sepal.method import Hooks, Plan, RunSetup, Upload, Weights
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.factors import LEAST, DecomposedLayer, Decomposition
 from sepal.models.weights import load_weights
@@ -53,20 +53,20 @@ class Hyper(WidthSettings):
     # The middle of the grid of Pa3dFL's authors (.01, .1, 1; they chose .01 or 1 by setting); our choice, not searched.
     lambda_: float = Field(0.1, ge=0, description="λ, weight of the orthogonality regulariser on the bases")
 
-    def largest_message(self, task: Task) -> int:
+    def largest_message(self, setup: RunSetup) -> int:
         """Return the entries of the factors at width 1, which can be several times those of the model."""
-        sent = sum(parameter.numel() for parameter in Composed(task, 1.0).parameters())
-        return max(super().largest_message(task), sent)
+        sent = sum(parameter.numel() for parameter in Composed(setup, 1.0).parameters())
+        return max(super().largest_message(setup), sent)
 
 
 class Composed(Decomposed):
     """A decomposed model with one head, which is trained like the rest."""
 
-    def __init__(self, task: Task, width: float) -> None:
+    def __init__(self, setup: RunSetup, width: float) -> None:
         """Build the model around W_0, whose head, biases and norms it starts with; its factors are zeros."""
-        plain = task.make()
-        load_weights(plain, task.weights)
-        super().__init__(plain, task.input_shape, width, least=LEAST, decomposition=Decomposition.FLANC)
+        plain = setup.make()
+        load_weights(plain, setup.weights)
+        super().__init__(plain, setup.input_shape, width, least=LEAST, decomposition=Decomposition.FLANC)
         del self.global_head
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,12 +84,12 @@ class Composed(Decomposed):
 class Levels:
     """What server and client share. The server's tensors: each basis, and ``WIDTH/NAME`` for each other tensor."""
 
-    task: Task
+    setup: RunSetup
 
     @cached_property
     def layouts(self) -> dict[float, Layout]:
         """The tensors of a model by width."""
-        modules = {width: self.module(width) for width in {*numbers(self.task.hyper.widths), 1.0}}
+        modules = {width: self.module(width) for width in {*numbers(self.setup.hyper.widths), 1.0}}
         return {width: (*module.general, *module.personal) for width, module in modules.items()}
 
     def check(self) -> None:
@@ -102,7 +102,7 @@ class Levels:
 
     def module(self, width: float) -> Composed:
         """Return a new module of ``width``."""
-        return Composed(self.task, width)
+        return Composed(self.setup, width)
 
     def client_layout(self, width: float, round: int) -> Layout:
         """Return the tensors that a client of ``width`` holds."""
@@ -110,8 +110,8 @@ class Levels:
 
     def first(self) -> Weights:
         """Return bases and the coefficients of all widths."""
-        whole, weights = initial_weights(self.module(1.0), self.task.config.seed), dict[str, npt.NDArray[np.float32]]()
-        for width in numbers(self.task.hyper.widths):
+        whole, weights = initial_weights(self.module(1.0), self.setup.config.seed), dict[str, npt.NDArray[np.float32]]()
+        for width in numbers(self.setup.hyper.widths):
             narrow = cut(whole, self.client_layout(width, 1))
             weights |= {server: narrow[name] for name, (server, _) in self.places(width, 1).items()}
         return weights

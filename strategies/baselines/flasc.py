@@ -24,8 +24,8 @@ from sepal.method import (
     Metrics,
     Payload,
     Plan,
+    RunSetup,
     Schema,
-    Task,
     Uploads,
     Weights,
     dense,
@@ -50,12 +50,12 @@ class Hyper(fedopt.Hyper):
 class Sparse:
     """What both sides share: one vector of all trained entries, of which the largest are sent."""
 
-    task: Task
+    setup: RunSetup
     coding: Any
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.flat, self.fixed = Flat(trained(self.task.layout)), statistics(self.task.layout)
+        self.flat, self.fixed = Flat(trained(self.setup.layout)), statistics(self.setup.layout)
 
     def largest(self, vector: Values, keep: float) -> SparseTensor:
         """Return the largest entries of a vector (d,)."""

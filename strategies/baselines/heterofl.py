@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import nn
 
 from sepal.layout import Layout, layers
-from sepal.method import ClientInfo, Hooks, Payload, Plan, Schema, Task, Trainer, Upload, Weights
+from sepal.method import ClientInfo, Hooks, Payload, Plan, RunSetup, Schema, Trainer, Upload, Weights
 from sepal.method.means import Part
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
@@ -60,7 +60,7 @@ class Output(Cuts):
     @property
     def output(self) -> Layout:
         """The output layer's tensors."""
-        return layers(self.task.layout, 1)[1]
+        return layers(self.setup.layout, 1)[1]
 
     @property
     def classes(self) -> int:
@@ -113,8 +113,8 @@ class HeteroFLClient(Output, WidthClient):
 
     needs_of_task = (LABELS,)
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
         self.present = np.isin(np.arange(self.classes), self.trainer.y[:].cpu().numpy())
 
     def module(self, width: float) -> nn.Module:

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.layout import Layout, Role, layers
-from sepal.method import Task
+from sepal.method import RunSetup
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.baselines.fedper import PartClient
 from sepal.strategies.registration import register
@@ -40,11 +40,11 @@ class Hyper(Settings):
 class End:
     """The exchanged tensors: ``shared-layers`` layers at one end of the model."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the tensors that are averaged."""
-        hyper, layout = self.task.hyper, self.task.layout
+        hyper, layout = self.setup.hyper, self.setup.layout
         if hyper.shared_end == "last":
             return layers(layout, hyper.shared_layers)[1]
         count = sum(parameter.role is Role.WEIGHT for parameter in layout)

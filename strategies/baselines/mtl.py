@@ -39,9 +39,9 @@ from sepal.method import (
     Payload,
     Plan,
     Predictor,
+    RunSetup,
     Schema,
     ServerBase,
-    Task,
     Uploads,
     Weights,
     dense,
@@ -76,12 +76,12 @@ class ServerState:
 class Pulled:
     """What server and client share: the tensors that are pulled."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the trained tensors of the pulled layers."""
-        count = self.task.hyper.layers
-        return trained(layers(self.task.layout, count)[1] if count else self.task.layout)
+        count = self.setup.hyper.layers
+        return trained(layers(self.setup.layout, count)[1] if count else self.setup.layout)
 
 
 class MtlServer(Pulled, ServerBase[ServerState]):
@@ -107,7 +107,7 @@ class MtlServer(Pulled, ServerBase[ServerState]):
 
     def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
         """Return the client's column, w_i as last uploaded; W_0 before."""
-        return state.columns.get(client.name, self.task.weights)
+        return state.columns.get(client.name, self.setup.weights)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Replace the columns of those who uploaded."""
@@ -140,7 +140,7 @@ class MtlClient(Pulled, ClientBase[ClientState]):
 
     def init(self) -> ClientState:
         """Start with w_i = W_0."""
-        return ClientState(dict(self.task.weights))
+        return ClientState(dict(self.setup.weights))
 
     def personal_weights(self, state: ClientState) -> Weights:
         """Return w_i once it has been trained."""

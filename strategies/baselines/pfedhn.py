@@ -42,9 +42,9 @@ from sepal.method import (
     Metrics,
     Payload,
     Plan,
+    RunSetup,
     Schema,
     ServerBase,
-    Task,
     Uploads,
     Weights,
     dense,
@@ -94,19 +94,19 @@ class ServerState:
 class Generated:
     """What server and client share: the tensors that are generated."""
 
-    task: Task
+    setup: RunSetup
 
     def shared(self) -> Layout:
         """Return the model's trained tensors."""
-        return trained(self.task.layout)
+        return trained(self.setup.layout)
 
 
 class PFedHNServer(Generated, ServerBase[ServerState]):
     """Keeps the hypernetwork and the embeddings."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.shapes = shapes(self.shared(), self.hyper, task.config.clients)
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        self.shapes = shapes(self.shared(), self.hyper, setup.config.clients)
         size = 4 * sum(math.prod(shape) for shape in self.shapes.values())
         if size > self.hyper.most_mib << 20:
             expected = f"at most {self.hyper.most_mib} MiB of weights (pfedhn.most-mib, or fewer pfedhn.hidden)"
@@ -117,7 +117,7 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         weights = {}
         for name, shape in self.shapes.items():
             inputs = self.shapes[f"{name.rpartition('.')[0]}.weight"][1]
-            rng = derive(self.task.config.seed, "pfedhn", name)
+            rng = derive(self.setup.config.seed, "pfedhn", name)
             weights[name] = (rng.uniform(-1, 1, shape) / math.sqrt(inputs)).astype(np.float32)
         return ServerState(weights)
 
@@ -134,7 +134,7 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
 
     def first(self, client: str) -> npt.NDArray[np.float32]:
         """Return a client's first embedding."""
-        rng = derive(self.task.config.seed, "embedding", client)
+        rng = derive(self.setup.config.seed, "embedding", client)
         return rng.standard_normal(self.shapes["mlp.0.weight"][1], np.float32)
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
@@ -231,7 +231,7 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
 
     def init(self) -> ClientState:
         """Start with W_0's statistics."""
-        return ClientState(dict(self.task.weights))
+        return ClientState(dict(self.setup.weights))
 
     def personal_weights(self, state: ClientState) -> Weights:
         """Return the model of the last training."""
@@ -249,7 +249,7 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         """Train from θ_i."""
         hyper, network = self.hyper, self.trainer.network()
         network.load(self.received_weights(state, download, plan))
-        batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
+        batches = math.ceil(len(self.trainer.y) / self.setup.config.batch_size)
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
         inner_settings = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
         group = ParameterGroup(list(network.module.parameters()), *inner_settings)

@@ -121,7 +121,7 @@ class PFedMeClient(FedAvgClient):
         draw = DrawLocal(local, float(self.hyper.rate) * float(self.hyper.lam))
         before = self.trainer.steps
         self.trainer.fit(module, plan.round, Hooks(loss, pull, draw), optimizer=optimizer)
-        passes = (self.hyper.steps - 1) * self.task.config.local_epochs if self.trainer.steps > before else 0
+        passes = (self.hyper.steps - 1) * self.setup.config.local_epochs if self.trainer.steps > before else 0
         self.trainer.account(module, passes * len(self.trainer.y))  # fit counts one step of each batch
         theta = network.read()
         sent = {**theta, **{name: tensor.cpu().numpy() for name, tensor in local.items()}}

@@ -97,17 +97,17 @@ class Tailored(Cuts):
 
     def cut(self, width: float, round: int) -> Cut:
         """Return a cut with the sizes of ``width``, rounded down; only the server knows which channels are kept."""
-        return Cut(self.task.layout, self.coupling, windows(self.coupling, width, rounding="down"))
+        return Cut(self.setup.layout, self.coupling, windows(self.coupling, width, rounding="down"))
 
     @property
     def personal(self) -> tuple[ChannelGroup, ...]:
         """The groups whose filters are chosen by importance; the output layer counts as a layer."""
         layers = len(self.coupling) + 1
-        return self.coupling[int(round(layers * (1 - self.task.hyper.personal), 9)) :]
+        return self.coupling[int(round(layers * (1 - self.setup.hyper.personal), 9)) :]
 
     def scaled(self, weights: Weights, factor: float) -> Dense:
         """Return ``weights`` with weights and biases times ``factor``."""
-        roles, by = {p.name: p.role for p in self.task.layout}, np.float32(factor)
+        roles, by = {p.name: p.role for p in self.setup.layout}, np.float32(factor)
         return {n: w * by if roles[n] in (Role.WEIGHT, Role.BIAS) else np.array(w) for n, w in weights.items()}
 
 
@@ -119,7 +119,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
     def init(self) -> ServerState:
         """Start from W_0, without filters."""
         self.check()
-        return ServerState(dict(self.task.weights))
+        return ServerState(dict(self.setup.weights))
 
     def plan(self, round: int) -> Plan:
         """Ask all clients for importances in round 1."""
@@ -291,17 +291,17 @@ class TailorClient(Tailored, WidthClient):
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the received model (in round 1 the whole W_0), or without a download the client's own."""
         if download is not None and plan.phase == "importance":
-            return self.trainer.predictor(self.task.weights)
+            return self.trainer.predictor(self.setup.weights)
         return super().predictor(state, download, plan)
 
     def importances(self, plan: Plan) -> Dense:
         """Return the importance of each channel of the personal layers, float32 (channels,) by group."""
-        network = self.trainer.network("tailorfl", lambda: Importance(self.task.make(), self.coupling))
-        start = {f"model.{name}": value for name, value in self.task.weights.items()}
+        network = self.trainer.network("tailorfl", lambda: Importance(self.setup.make(), self.coupling))
+        start = {f"model.{name}": value for name, value in self.setup.weights.items()}
         ones = {f"values.{at}": np.ones(group.size, np.float32) for at, group in enumerate(self.coupling)}
         network.load({**ones, **start})
         values: list[nn.Parameter] = list(network.module.values)  # type: ignore[arg-type]
-        batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
+        batches = math.ceil(len(self.trainer.y) / self.setup.config.batch_size)
         epochs = max(1, round(self.hyper.steps / batches))
         if values:
             hooks = Hooks(PenalisedLoss(self.trainer.loss, self.hyper.lambda_), after_step=Limit())

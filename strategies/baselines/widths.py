@@ -32,8 +32,8 @@ from sepal.method import (
     Payload,
     Plan,
     Predictor,
+    RunSetup,
     Schema,
-    Task,
     Trainer,
     Upload,
     Uploads,
@@ -93,12 +93,12 @@ def widest(capacity: float, widths: str) -> float:
 class Cuts:
     """What server and client share: which entries a client of a width holds in a round."""
 
-    task: Task
+    setup: RunSetup
 
     @cached_property
     def coupling(self) -> Coupling:
         """The channel groups of the model."""
-        return coupling(self.task.make())
+        return coupling(self.setup.make())
 
     def check(self) -> None:
         """Refuse a model that cannot be cut.
@@ -110,7 +110,7 @@ class Cuts:
 
     def first(self) -> Weights:
         """Return what the server starts from: W_0."""
-        return self.task.weights
+        return self.setup.weights
 
     def shift(self, round: int) -> int:
         """Return where the window of kept channels begins; 0: the first ones."""
@@ -118,7 +118,7 @@ class Cuts:
 
     def cut(self, width: float, round: int) -> Cut:
         """Return the cut of a client of ``width``."""
-        return Cut(self.task.layout, self.coupling, windows(self.coupling, width, self.shift(round)))
+        return Cut(self.setup.layout, self.coupling, windows(self.coupling, width, self.shift(round)))
 
     def client_layout(self, width: float, round: int) -> Layout:
         """Return the tensors that a client of ``width`` holds, in its shapes."""
@@ -135,11 +135,11 @@ class Cuts:
 
     def module(self, width: float) -> nn.Module:
         """Return a new module of ``width``."""
-        return cut_model(self.task.make, self.cut(width, 1))
+        return cut_model(self.setup.make, self.cut(width, 1))
 
     def width(self, client: ClientInfo) -> float:
         """Return the width of a client's model."""
-        return widest(client.capacity, self.task.hyper.widths)
+        return widest(client.capacity, self.setup.hyper.widths)
 
 
 class WidthServer(Cuts, FedAvgServer):
@@ -187,8 +187,8 @@ class ClientState:
 class WidthClient(Cuts, ClientBase[ClientState]):
     """Trains for E epochs from the part that it received."""
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
         self.check()
         self.own_width = self.width(trainer.client)
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from sepal.errors import ProtocolError
 from sepal.masks.packed import Masks, density, pack, spread, take, unpack
 from sepal.masks.schedules import prune_and_regrow
-from sepal.method import ClientBase, Payload, Plan, Predictor, Schema, Task, Trainer, Weights
+from sepal.method import ClientBase, Payload, Plan, Predictor, RunSetup, Schema, Trainer, Weights
 from sepal.method.tensors import at_masks
 from sepal.strategies.dmpfl.contract import (
     ClientState,
@@ -41,17 +41,17 @@ class DmPflClient(ClientBase[ClientState]):
     batched = True
     combination = "sepal.strategies.dmpfl.client:adaptive"
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
         self.budget = budgets(self.layout, self.hyper)
         self.parts = masked_parts(self.layout, self.budget)
         self.phases = {phase for phase, _ in parse_schedule(self.hyper.schedule)}
 
     def init(self) -> ClientState:
         """Start from W_0 at the initial masks, which the server derives too."""
-        mask = first_masks(self.task, self.budget, self.trainer.client.name)
-        global_mask = first_masks(self.task, self.budget)
-        personal, shared = (take(self.task.weights, unpack(bits, self.layout)) for bits in (mask, global_mask))
+        mask = first_masks(self.setup, self.budget, self.trainer.client.name)
+        global_mask = first_masks(self.setup, self.budget)
+        personal, shared = (take(self.setup.weights, unpack(bits, self.layout)) for bits in (mask, global_mask))
         return ClientState(mask, personal, global_mask, shared)
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:

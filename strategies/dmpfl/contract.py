@@ -25,7 +25,7 @@ from sepal.layout import Layout, Role
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Masks, Packed, pack
 from sepal.masks.selection import largest, random_subset
-from sepal.method import Schema, Task, Weights
+from sepal.method import RunSetup, Schema, Weights
 from sepal.method.tensors import at_masks_specs
 from sepal.rng import derive
 
@@ -180,15 +180,15 @@ def masked_parts(layout: Layout, budget: Mapping[str, int]) -> Layout:
     return tuple(parameter for parameter in layout if budget[parameter.name] < parameter.size)
 
 
-def first_masks(task: Task, budget: Mapping[str, int], client: str = "") -> Packed:
+def first_masks(setup: RunSetup, budget: Mapping[str, int], client: str = "") -> Packed:
     """Return a client's initial m_c, or without a name the initial m_g, which both sides derive."""
-    if task.hyper.mask_by == "magnitude":
-        parts = masked_parts(task.layout, budget)
-        return pack({p.name: largest(task.weights[p.name], budget[p.name]) for p in parts}, parts)
-    owner = [client] if client and task.hyper.initial_mask == "own" else []
+    if setup.hyper.mask_by == "magnitude":
+        parts = masked_parts(setup.layout, budget)
+        return pack({p.name: largest(setup.weights[p.name], budget[p.name]) for p in parts}, parts)
+    owner = [client] if client and setup.hyper.initial_mask == "own" else []
     drawn = {}
-    for p in masked_parts(task.layout, budget):
-        rng = derive(task.config.seed, "dmpfl-mask", p.name, *owner)
+    for p in masked_parts(setup.layout, budget):
+        rng = derive(setup.config.seed, "dmpfl-mask", p.name, *owner)
         bits = np.zeros(p.size, np.bool_)
         bits[random_subset(np.arange(p.size, dtype=np.int64), budget[p.name], rng)] = True
         drawn[p.name] = np.packbits(bits)

@@ -19,7 +19,7 @@ from sepal.layout import Layout
 from sepal.masks.packed import Masks, Packed, masked, pack, unpack
 from sepal.masks.schedules import cosine
 from sepal.masks.selection import largest
-from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
+from sepal.method import ClientInfo, Metrics, Payload, Plan, RunSetup, Schema, ServerBase, Upload, Uploads, Weights
 from sepal.method.means import mean_of_holders
 from sepal.method.tensors import at_masks, at_masks_specs
 from sepal.strategies.dmpfl.contract import (
@@ -41,21 +41,21 @@ class DmPflServer(ServerBase[ServerState]):
 
     depends_on_rounds = True
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        if self.hyper.adaptive_inference and not task.learning.classifies:
-            expected = f"false for the task {task.learning.name}, whose outputs are no probabilities of classes"
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        if self.hyper.adaptive_inference and not setup.task.classifies:
+            expected = f"false for the task {setup.task.name}, whose outputs are no probabilities of classes"
             raise ConfigError("dmpfl.adaptive-inference", expected, "true")
         if self.hyper.mask_by == "magnitude" and self.hyper.initial_mask == "own":
             expected = "common with dmpfl.mask-by = magnitude: W_0 is the same for all clients"
             raise ConfigError("dmpfl.initial-mask", expected, "own")
         self.budget = budgets(self.layout, self.hyper)
         self.parts = masked_parts(self.layout, self.budget)
-        self.phases = phases(self.hyper, task.config.rounds)
+        self.phases = phases(self.hyper, setup.config.rounds)
 
     def init(self) -> ServerState:
         """Start from W_0 and the first mask."""
-        return ServerState(dict(self.task.weights), first_masks(self.task, self.budget))
+        return ServerState(dict(self.setup.weights), first_masks(self.setup, self.budget))
 
     def plan(self, round: int) -> Plan:
         """Return the round's phase and the fraction α of masks that clients readjust (0: none)."""
@@ -98,7 +98,7 @@ class DmPflServer(ServerBase[ServerState]):
     def personal_mask(self, state: ServerState, client: str) -> Masks:
         """Return m_c as last uploaded, or the initial mask."""
         mask = state.held.get(client, ClientHolds()).mask
-        return unpack(mask or first_masks(self.task, self.budget, client), self.layout)
+        return unpack(mask or first_masks(self.setup, self.budget, client), self.layout)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Phase 1: compute eq. 5 and a new m_g. 2a: average at m_g. 2b: only record which clients have w_g."""

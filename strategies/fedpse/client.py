@@ -13,7 +13,7 @@ import numpy as np
 from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import per_layer_top_k, top_k
-from sepal.method import ClientBase, Payload, Plan, Schema, Task, Trainer, Weights, dense
+from sepal.method import ClientBase, Payload, Plan, RunSetup, Schema, Trainer, Weights, dense
 from sepal.strategies.fedpse.contract import ClientState, budget, by_layer, download_schema, updated
 from sepal.training.trainer import read_state
 from sepal.wire import rounded
@@ -26,18 +26,18 @@ class FedPSEClient(ClientBase[ClientState]):
     private_phases = ("",)
     batched = True
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
-        self.flat = Flat(trained(task.layout))
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
+        self.flat = Flat(trained(setup.layout))
 
     def init(self) -> ClientState:
         """Start with W_i = W_0 and e_i = 0."""
         zeros = {p.name: np.zeros(p.shape, np.float32) for p in self.flat.layout}
-        return ClientState(dict(self.task.weights), zeros)
+        return ClientState(dict(self.setup.weights), zeros)
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:
         """Admit a sparse update; for a newcomer it is the sum of all updates."""
-        return download_schema(self.task)
+        return download_schema(self.setup)
 
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return W_i plus the download."""
@@ -81,7 +81,7 @@ class FedPSEClient(ClientBase[ClientState]):
 
     def _top_k(self, gained: Values) -> Index:
         if not by_layer(self.hyper):
-            return top_k(gained, budget(self.task))
+            return top_k(gained, budget(self.setup))
         starts = self.flat.starts()
         chosen = per_layer_top_k(self.flat.cut(gained), self.hyper.keep)
         return np.concatenate([chosen[p.name] + starts[i] for i, p in enumerate(self.flat.layout)])

@@ -18,7 +18,7 @@ from sepal.config import Settings
 from sepal.layout import Layout, statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
-from sepal.method import Schema, Task, Weights
+from sepal.method import RunSetup, Schema, Weights
 from sepal.method.tensors import dense_specs
 from sepal.protocol.types import SpecLike
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
@@ -73,22 +73,22 @@ def by_layer(hyper: Hyper) -> bool:
     return hyper.per_layer or hyper.listing
 
 
-def budget(task: Task) -> int:
+def budget(setup: RunSetup) -> int:
     """Return k, the number of uploaded entries of the whole model."""
-    hyper: Hyper = task.hyper
-    parts = trained(task.layout)
+    hyper: Hyper = setup.hyper
+    parts = trained(setup.layout)
     if by_layer(hyper):
         return sum(count(hyper.keep, parameter.size) for parameter in parts)
     return count(hyper.keep, Flat(parts).size)
 
 
-def upload_schema(task: Task) -> Schema:
+def upload_schema(setup: RunSetup) -> Schema:
     """Return the upload's schema: ``budget`` entries in total, then the statistics.
 
     With ``per_layer`` and ``listing`` each tensor has its own share of the budget.
     """
-    hyper: Hyper = task.hyper
-    parts, k = trained(task.layout), budget(task)
+    hyper: Hyper = setup.hyper
+    parts, k = trained(setup.layout), budget(setup)
     specs: dict[str, SpecLike] = {}
     for position, parameter in enumerate(parts):
         if by_layer(hyper):
@@ -96,7 +96,7 @@ def upload_schema(task: Task) -> Schema:
             specs[parameter.name] = TensorSpec(parameter.shape, min_count=share, max_count=share)
         else:
             specs[parameter.name] = _remaining(parts, position, k)
-    return Schema({**specs, **dense_specs(statistics(task.layout))})
+    return Schema({**specs, **dense_specs(statistics(setup.layout))})
 
 
 def _remaining(parts: Layout, position: int, k: int) -> SpecLike:
@@ -112,10 +112,10 @@ def _remaining(parts: Layout, position: int, k: int) -> SpecLike:
     return spec
 
 
-def download_schema(task: Task) -> Schema:
+def download_schema(setup: RunSetup) -> Schema:
     """Return the download's schema: any support (a newcomer gets the sum of all updates), then the statistics."""
     return Schema(
-        {**{p.name: TensorSpec(p.shape) for p in trained(task.layout)}, **dense_specs(statistics(task.layout))}
+        {**{p.name: TensorSpec(p.shape) for p in trained(setup.layout)}, **dense_specs(statistics(setup.layout))}
     )
 
 

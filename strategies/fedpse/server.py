@@ -20,9 +20,9 @@ from sepal.method import (
     Metrics,
     Payload,
     Plan,
+    RunSetup,
     Schema,
     ServerBase,
-    Task,
     Upload,
     Uploads,
     Weights,
@@ -39,14 +39,14 @@ Members = npt.NDArray[np.bool_]
 class FedPSEServer(ServerBase[ServerState]):
     """Keeps one pending update for each client, made from the client's last upload."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.flat = Flat(trained(task.layout))
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        self.flat = Flat(trained(setup.layout))
 
     def init(self) -> ServerState:
         """Start with Σ ΔŴ_s = 0 and no pending updates."""
         zeros = {p.name: np.zeros(p.shape, np.float32) for p in self.flat.layout}
-        return ServerState(zeros, {p.name: self.task.weights[p.name] for p in statistics(self.task.layout)})
+        return ServerState(zeros, {p.name: self.setup.weights[p.name] for p in statistics(self.setup.layout)})
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the pending update of ``client``."""
@@ -63,7 +63,7 @@ class FedPSEServer(ServerBase[ServerState]):
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit exactly k entries and the statistics."""
-        return upload_schema(self.task)
+        return upload_schema(self.setup)
 
     def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
         """Return the statistics; all else in an upload is a difference."""
@@ -97,7 +97,7 @@ class FedPSEServer(ServerBase[ServerState]):
         """Return the positions of ΔŴ_s: the k largest entries of ΔW_s among those that any client sent."""
         candidates = np.flatnonzero(sent).astype(np.int64)
         if not by_layer(self.hyper):
-            return candidates[top_k(update[candidates], min(budget(self.task), candidates.size))]
+            return candidates[top_k(update[candidates], min(budget(self.setup), candidates.size))]
         chosen = []
         for begin, end in pairwise(self.flat.starts()):
             layer = candidates[np.searchsorted(candidates, begin) : np.searchsorted(candidates, end)]
@@ -112,7 +112,7 @@ class FedPSEServer(ServerBase[ServerState]):
         distance = correlation_distance(values, values[in_client], sent, sent[in_server])
         if not self.hyper.dps:
             return chosen, distance
-        rng = derive(self.task.config.seed, "dps", upload.client.name, plan.round)
+        rng = derive(self.setup.config.seed, "dps", upload.client.name, plan.round)
         support = personal_support(index[in_server], index[~in_server], chosen[~in_client], distance, rng)
         return support, distance
 
@@ -123,7 +123,7 @@ class FedPSEServer(ServerBase[ServerState]):
         """
         index, values = self.flat.gather(upload.payload.tensors)
         is_own = members(index, self.flat.size)
-        rng = derive(self.task.config.seed, "dps", upload.client.name, plan.round)
+        rng = derive(self.setup.config.seed, "dps", upload.client.name, plan.round)
         support, distances = [], []
         for begin, end in pairwise(self.flat.starts()):
             span, sent_span = slice(begin, end), slice(*np.searchsorted(index, (begin, end)))
@@ -136,8 +136,8 @@ class FedPSEServer(ServerBase[ServerState]):
 
     def model(self, state: ServerState) -> Weights:
         """Return W_0 + Σ ΔŴ_s, the model of a newcomer; the clients' own bases differ from it."""
-        moved = {name: self.task.weights[name] + state.total[name] for name in state.total}
-        return {p.name: moved[p.name] if p.name in moved else state.statistics[p.name] for p in self.task.layout}
+        moved = {name: self.setup.weights[name] + state.total[name] for name in state.total}
+        return {p.name: moved[p.name] if p.name in moved else state.statistics[p.name] for p in self.setup.layout}
 
 
 def aggregate(uploads: Uploads, flat: Flat, ewa: bool = True) -> tuple[Values, npt.NDArray[np.bool_]]:

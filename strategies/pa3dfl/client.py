@@ -20,8 +20,8 @@ from sepal.method import (
     Payload,
     Plan,
     Predictor,
+    RunSetup,
     Schema,
-    Task,
     Trainer,
     Weights,
     dense,
@@ -29,7 +29,7 @@ from sepal.method import (
 )
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.weights import read_weights
-from sepal.strategies.pa3dfl.contract import Array, ClientState, Hyper, Shape
+from sepal.strategies.pa3dfl.contract import Array, ClientState, DecomposedShape, Hyper
 from sepal.tasks.learning import LABELS
 from sepal.training.capturable import Capturable, Objective
 from sepal.training.evaluation import score
@@ -60,9 +60,9 @@ class Pa3dFLClient(ClientBase[ClientState]):
 
     hyper: Hyper
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
-        self.shape = Shape.of(task, trainer.client.capacity)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
+        self.shape = DecomposedShape.of(setup, trainer.client.capacity)
         first = read_weights(self.shape.module())
         self.head = {name: array for name, array in first.items() if name.startswith("global_head")}
 
@@ -70,7 +70,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
         """Start without a model; in the ablation ``local``, with initial personal tensors, the same for all clients."""
         if self.hyper.personal != "local":
             return ClientState()
-        first = initial_weights(Shape(self.task, 1.0).module(), self.task.config.seed)
+        first = initial_weights(DecomposedShape(self.setup, 1.0).module(), self.setup.config.seed)
         return ClientState(personal=cut(first, self.shape.personal))
 
     def shared(self) -> Layout:
@@ -115,7 +115,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
     def density(self, module: nn.Module) -> dict[str, float]:
         """Return the factor on an example's multiply-adds that counts recovered weights once a batch."""
         work, examples = multiply_adds(module, self.trainer.x[:1]), len(self.trainer.y)
-        whole, batches = sum(work.values()), -(-examples // self.task.config.batch_size)
+        whole, batches = sum(work.values()), -(-examples // self.setup.config.batch_size)
         return dict.fromkeys(work, typing.cast("Decomposed", module).cost(whole, examples, batches) / whole)
 
     def choose(self, received: Weights, trained: Weights) -> tuple[float, Dense]:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from sepal.config import Mark, NotNegativeOrAuto, Settings, auto, marks
 from sepal.layout import Layout
-from sepal.method import Task, Weights
+from sepal.method import RunSetup, Weights
 from sepal.models.decomposed import Decomposed
 from sepal.models.factors import Decomposition, width_for
 from sepal.models.weights import load_weights
@@ -58,9 +58,9 @@ class Hyper(Settings):
         json_schema_extra=marks(Mark.FREE_BACK),
     )
 
-    def largest_message(self, task: Task) -> int:
+    def largest_message(self, setup: RunSetup) -> int:
         """Return the entries that travel at width 1; a small ``least`` makes them several times those of the model."""
-        return max(super().largest_message(task), sum(part.size for part in Shape(task, 1.0).shared))
+        return max(super().largest_message(setup), sum(part.size for part in DecomposedShape(setup, 1.0).shared))
 
 
 @dataclass(frozen=True)
@@ -108,37 +108,37 @@ class ClientState:
     personal: Weights = field(default_factory=dict)
 
 
-class Shape:
+class DecomposedShape:
     """The decomposed model of a run at one width."""
 
-    def __init__(self, task: Task, width: float) -> None:
+    def __init__(self, setup: RunSetup, width: float) -> None:
         """Compute the layouts of the decomposed model.
 
         Args:
-            task: Its model is decomposed.
+            setup: Its model is decomposed.
             width: p.
 
         Raises:
             ModelError: The model cannot be decomposed.
         """
-        self.task, self.width = task, width
-        layouts = self._around(task.make())  # on "meta" torch would import its compiler: .9 s in every process
+        self.setup, self.width = setup, width
+        layouts = self._around(setup.make())  # on "meta" torch would import its compiler: .9 s in every process
         self.general, self.personal = layouts.general, layouts.personal
-        self.shared: Layout = self.general if task.hyper.personal == "local" else self.general + self.personal
+        self.shared: Layout = self.general if setup.hyper.personal == "local" else self.general + self.personal
 
     @classmethod
-    def of(cls, task: Task, capacity: float) -> Shape:
+    def of(cls, setup: RunSetup, capacity: float) -> DecomposedShape:
         """Return the shape of a client's model.
 
         Raises:
             ModelError: The capacity is below p_min² or above 1, or the model cannot be decomposed.
         """
-        return cls(task, width_for(capacity, task.hyper.least))
+        return cls(setup, width_for(capacity, setup.hyper.least))
 
     def module(self) -> Decomposed:
         """Return the model, with heads, biases and norms of W_0; factors are zeros."""
-        plain = self.task.make()
-        load_weights(plain, self.task.weights)
+        plain = self.setup.make()
+        load_weights(plain, self.setup.weights)
         return self._around(plain)
 
     @property
@@ -146,9 +146,9 @@ class Shape:
         """Entries of the model at this width, with both heads, as a share of the plain model's."""
         head = sum(p.size for p in self.personal if p.name.startswith("local_head"))
         size = head + sum(p.size for p in self.general + self.personal)
-        return size / sum(p.size for p in self.task.layout)
+        return size / sum(p.size for p in self.setup.layout)
 
     def _around(self, plain: object) -> Decomposed:
-        hyper: Hyper = self.task.hyper
+        hyper: Hyper = self.setup.hyper
         how = Decomposition(hyper.decomposition)
-        return Decomposed(plain, self.task.input_shape, self.width, least=hyper.least, decomposition=how)  # type: ignore[arg-type]
+        return Decomposed(plain, self.setup.input_shape, self.width, least=hyper.least, decomposition=how)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ _FIRST_NORM = 20.0  # of h, squared, if the entries of e^(l) were of variance 2 
 _FIRST_SPREAD = 0.1  # of what h adds, over the bias
 
 
-class Figures(NamedTuple):
+class StepFigures(NamedTuple):
     """Figures of one step.
 
     Attributes:
@@ -149,7 +149,9 @@ class Hypernetwork:
                 array[block] = entries.numpy().reshape(array[block].shape)
         return arrays
 
-    def step(self, state: State, uploads: Iterable[tuple[str, Weights]], rounded: Rounding) -> tuple[State, Figures]:
+    def step(
+        self, state: State, uploads: Iterable[tuple[str, Weights]], rounded: Rounding
+    ) -> tuple[State, StepFigures]:
         """Take one step on equation 7: the mean over ``uploads`` of ½‖new - sent‖², with the new one constant.
 
         What was sent is generated again, block by block, and rounded. The gradient is that of the whole chain with
@@ -185,7 +187,7 @@ class Hypernetwork:
         absorbed = scale * norm**2 * number / (2 * loss) if loss and finite else 0.0
         if absorbed > self.hyper.absorb:
             scale, absorbed = scale * self.hyper.absorb / absorbed, self.hyper.absorb
-        figures = Figures(loss / number, norm, absorbed, sum(lengths) / number, attended / number, finite)
+        figures = StepFigures(loss / number, norm, absorbed, sum(lengths) / number, attended / number, finite)
         return (tensors.after_step(scale / number) if finite else state), figures
 
     def _code(self, tensors: _Tensors, client: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,9 +18,9 @@ from sepal.method import (
     Metrics,
     Payload,
     Plan,
+    RunSetup,
     Schema,
     ServerBase,
-    Task,
     Uploads,
     Weights,
     dense,
@@ -31,7 +31,7 @@ from sepal.method.means import equally, mean_of_prefixes
 from sepal.models.decomposed import cut, initial_weights
 from sepal.models.factors import width_for
 from sepal.protocol.payloads import delivered
-from sepal.strategies.pa3dfl.contract import Hyper, ServerState, Shape, State
+from sepal.strategies.pa3dfl.contract import DecomposedShape, Hyper, ServerState, State
 from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 
 log = logging.getLogger("sepal")
@@ -44,14 +44,14 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     hyper: Hyper
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._of_width = cache(lambda width: Shape(task, width))
-        self.full = Shape(task, 1.0)
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        self._of_width = cache(lambda width: DecomposedShape(setup, width))
+        self.full = DecomposedShape(setup, 1.0)
         generated = self.hyper.personal == "hypernetwork"
-        self.hypernetwork = Hypernetwork(self.full.personal, task.config.seed, self.hyper) if generated else None
+        self.hypernetwork = Hypernetwork(self.full.personal, setup.config.seed, self.hyper) if generated else None
 
-    def shape(self, client: ClientInfo) -> Shape:
+    def shape(self, client: ClientInfo) -> DecomposedShape:
         """Return the shape of a client's model; there are at most 1/p_min of them.
 
         Raises:
@@ -61,7 +61,7 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     def init(self) -> ServerState:
         """Draw general tensors, and personal ones as the decoders' initial biases, common to all clients."""
-        first = initial_weights(self.full.module(), self.task.config.seed)
+        first = initial_weights(self.full.module(), self.setup.config.seed)
         general, personal = cut(first, self.full.general), cut(first, self.full.personal)
         if self.hypernetwork:
             return ServerState(general, self.hypernetwork.init(personal))

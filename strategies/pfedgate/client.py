@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, Task, Trainer, Weights
+from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, RunSetup, Trainer, Weights
 from sepal.models.gated import GatedModule
 from sepal.strategies.pfedgate.blocks import Mask
-from sepal.strategies.pfedgate.contract import ClientState, Gated, Hyper
+from sepal.strategies.pfedgate.contract import ClientState, GatedModels, Hyper
 from sepal.training.columns import Part, equal_parts
 from sepal.training.evaluation import ByBatch
 from sepal.training.network import Network
@@ -35,9 +35,9 @@ class PFedGateClient(ClientBase[ClientState]):
 
     hyper: Hyper
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
-        self.gated = Gated(task)
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
+        self.gated = GatedModels(setup)
         self.keep = self.gated.keep(trainer.client)
         self.blocks = self.gated.blocks(self.keep)
 
@@ -110,7 +110,7 @@ class PFedGateClient(ClientBase[ClientState]):
 
     def _parts(self, x: Part) -> Iterator[torch.Tensor]:
         """Cut examples (n, …) for evaluation: by batch as in training, into batches whose sizes differ by at most 1."""
-        most = self.task.config.batch_size if self.hyper.gating == "batch" else EXAMPLES
+        most = self.setup.config.batch_size if self.hyper.gating == "batch" else EXAMPLES
         return equal_parts(x, math.ceil(len(x) / most))
 
     def own_masks(self, state: ClientState) -> Mask:

@@ -24,7 +24,7 @@ from sepal.config import AUTO, PositiveOrAuto, Settings, ShareOrAuto, auto, rene
 from sepal.errors import ConfigError
 from sepal.layout import trained
 from sepal.masks.flat import Flat
-from sepal.method import ClientInfo, Schema, Task, Weights
+from sepal.method import ClientInfo, RunSetup, Schema, Weights
 from sepal.models.gated import GatedModule
 from sepal.models.narrow import forward_multiply_adds
 from sepal.models.weights import initial_weights
@@ -100,21 +100,21 @@ class ClientState:
     optimizer: Weights = field(default_factory=dict)
 
 
-class Gated:
+class GatedModels:
     """The gated models of a run, by budget, and what is sent of them."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, setup: RunSetup) -> None:
         """Check the keys and the model.
 
         Raises:
             ConfigError: ``batch-size`` does not fit, or s_min is above the budget.
             ModelError: The model has layers that cannot be gated, as text models do.
         """
-        self.task, self.flat = task, Flat(trained(task.layout))
-        self.hyper: Hyper = task.hyper
-        if task.config.batch_size < 2:
-            raise ConfigError("batch-size", "at least 2: the gate normalises over the batch", task.config.batch_size)
-        module, example = self.module(self.keep(ClientInfo("", 0))).eval(), torch.zeros(1, *task.input_shape)
+        self.setup, self.flat = setup, Flat(trained(setup.layout))
+        self.hyper: Hyper = setup.hyper
+        if setup.config.batch_size < 2:
+            raise ConfigError("batch-size", "at least 2: the gate normalises over the batch", setup.config.batch_size)
+        module, example = self.module(self.keep(ClientInfo("", 0))).eval(), torch.zeros(1, *setup.input_shape)
         module.pool([example])
         with torch.no_grad():
             module(example)  # refuses what only a forward pass shows, before the run
@@ -122,7 +122,7 @@ class Gated:
     def keep(self, client: ClientInfo) -> float:
         """Return s_i."""
         if self.hyper.keep == AUTO:
-            ideal = self.task.config.capacity.profile == "ideal"
+            ideal = self.setup.config.capacity.profile == "ideal"
             return min(SPARSE, client.capacity) if ideal else client.capacity
         return float(self.hyper.keep) or client.capacity
 
@@ -132,14 +132,14 @@ class Gated:
         Raises:
             ConfigError: s_min is above it.
         """
-        return split(self.task.layout, self.hyper.blocks, keep, self.hyper.least)
+        return split(self.setup.layout, self.hyper.blocks, keep, self.hyper.least)
 
     def module(self, keep: float) -> GatedModule:
         """Return a new model with its gate, at a budget."""
         blocks, hyper = self.blocks(keep), self.hyper
         module = GatedModule(
-            self.task.make(),
-            self.task.input_shape,
+            self.setup.make(),
+            self.setup.input_shape,
             blocks.by_tensor(),
             lambda importance: np.ones(importance.shape, np.bool_),
             gating=hyper.gating,
@@ -160,7 +160,7 @@ class Gated:
         the last layer before the sigmoid is 0: M is 1 for every example, and G is the same for all blocks.
         """
         gate = self.module(keep).gate
-        first = initial_weights(gate, self.task.config.seed)
+        first = initial_weights(gate, self.setup.config.seed)
         if self.hyper.start == "one":
             first |= {f"{gate.last}.{part}": np.zeros_like(first[f"{gate.last}.{part}"]) for part in ("weight", "bias")}
         return first
@@ -168,7 +168,7 @@ class Gated:
     @cached_property
     def multiply_adds(self) -> Mapping[str, int]:
         """One example's multiply-adds through the plain model, forward, by name of weight."""
-        return forward_multiply_adds(self.task.make(), torch.zeros(1, *self.task.input_shape))
+        return forward_multiply_adds(self.setup.make(), torch.zeros(1, *self.setup.input_shape))
 
     # Messages
 

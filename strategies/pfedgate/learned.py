@@ -27,7 +27,7 @@ def masks(run: EndedRun) -> ClientMasks:
             blocks = algorithm.blocks.by_tensor()
             parts = tuple(Parameter(tensor, (len(sizes),), Role.WEIGHT) for tensor, sizes in blocks.items())
     if not by_client or len({mask.size for mask in by_client.values()}) > 1:
-        raise ConfigError("run", "one whose clients have gates over the same blocks", run.task.config.name)
+        raise ConfigError("run", "one whose clients have gates over the same blocks", run.setup.config.name)
     return ClientMasks(list(by_client), parts, np.stack(list(by_client.values())))
 
 

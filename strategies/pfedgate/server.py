@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepal.method import ClientInfo, Metrics, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
+from sepal.method import ClientInfo, Metrics, Plan, RunSetup, Schema, ServerBase, Upload, Uploads, Weights
 from sepal.method.means import mean_of_holders
-from sepal.strategies.pfedgate.contract import Gated, ServerState
+from sepal.strategies.pfedgate.contract import GatedModels, ServerState
 
 
 class PFedGateServer(ServerBase[ServerState]):
@@ -18,13 +18,13 @@ class PFedGateServer(ServerBase[ServerState]):
 
     uses_capacity = True
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.gated = Gated(task)
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        self.gated = GatedModels(setup)
 
     def init(self) -> ServerState:
         """Start from W_0."""
-        return ServerState(dict(self.task.weights))
+        return ServerState(dict(self.setup.weights))
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit blocks of the client's budget, and Δθ there."""

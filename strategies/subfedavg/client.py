@@ -15,7 +15,7 @@ from torch import nn
 
 from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Mask, Masks, density, spread, take, unpack
-from sepal.method import ClientBase, Payload, Plan, Predictor, Schema, Task, Trainer, Weights
+from sepal.method import ClientBase, Payload, Plan, Predictor, RunSetup, Schema, Trainer, Weights
 from sepal.method.tensors import at_masks
 from sepal.models import cut_model, forward_multiply_adds
 from sepal.strategies.subfedavg.contract import ClientState
@@ -35,9 +35,9 @@ class SubFedAvgClient(ClientBase[ClientState]):
 
     batched = True
 
-    def __init__(self, task: Task, trainer: Trainer) -> None:
-        super().__init__(task, trainer)
-        self.prunable, self.capacity = Prunable(task), trainer.client.capacity
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        super().__init__(setup, trainer)
+        self.prunable, self.capacity = Prunable(setup), trainer.client.capacity
 
     def init(self) -> ClientState:
         """Start with all entries and without a model."""
@@ -71,7 +71,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
             candidates.append(self.candidate(weights, kept))
 
         weights = self.fit_kept(self.received_weights(state, download, plan), kept, plan, note)
-        first = kept if self.task.config.local_epochs == 1 else candidates[0]
+        first = kept if self.setup.config.local_epochs == 1 else candidates[0]
         after = self.prune(weights, kept, first)
         masks = self.prunable.masks(after)
         self.report(after)
@@ -134,7 +134,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
         """Return the accuracy on the validation part, or the task's other share; 0 without one: it never prunes."""
         predictor = self.predict(weights, self.prunable.cut(kept))
         trainer = self.trainer
-        return share(trainer.learning, predictor, trainer.x_validation, trainer.y_validation)
+        return share(trainer.task, predictor, trainer.x_validation, trainer.y_validation)
 
     # The module that trains
 

@@ -24,7 +24,7 @@ def masks(run: EndedRun) -> ClientMasks:
     Raises:
         ConfigError: No client has taken part.
     """
-    parts, names = SubFedAvgServer(run.task).prunable.parts, sorted(run.server.kept)
+    parts, names = SubFedAvgServer(run.setup).prunable.parts, sorted(run.server.kept)
     if not names:
         raise ConfigError("run", "one in which a client has taken part", "none")
     return ClientMasks(names, parts, joined([unpack(run.server.kept[name], parts) for name in names], parts))

@@ -25,7 +25,7 @@ from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.layout import Layout, Parameter, Role, trained
 from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
-from sepal.method import Schema, Task, Weights
+from sepal.method import RunSetup, Schema, Weights
 from sepal.method.tensors import at_masks_specs, positions
 from sepal.models import coupling
 from sepal.protocol.types import SpecLike
@@ -49,25 +49,25 @@ class Prunable:
         at_once: Whether channels are cut at once.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, setup: RunSetup) -> None:
         """Find the parts.
 
         Raises:
             ConfigError: Clients have no validation data.
             ModelError: Hybrid, and no convolution has a BatchNorm behind it, or the model's channels are not known.
         """
-        self.hyper: Hyper = task.hyper
-        if not task.config.split.validation:
+        self.hyper: Hyper = setup.hyper
+        if not setup.config.split.validation:
             raise ConfigError("split.validation", "more than 0: clients prune by their validation accuracy", 0.0)
-        self.layout, hybrid = task.layout, self.hyper.variant == "hy"
+        self.layout, hybrid = setup.layout, self.hyper.variant == "hy"
         shapes = {p.name: p.shape for p in self.layout}
-        self.coupling = coupling(task.make()) if hybrid else ()
+        self.coupling = coupling(setup.make()) if hybrid else ()
         groups = [g for g in self.coupling if g.scale and len(shapes[f"{g.name}.weight"]) > 2]
         if hybrid and not groups:
             expected = (
                 "BatchNorm2d behind a convolution, by which subfedavg.variant = hy ranks channels (un needs none)"
             )
-            raise ModelError("model", expected, f"none in {task.config.model}")
+            raise ModelError("model", expected, f"none in {setup.config.model}")
         self.scales = {group.name: str(group.scale) for group in groups}
         self.channels: Layout = tuple(Parameter(group.name, (group.size,), Role.NORM) for group in groups)
         self.weights = tuple(p for p in self.layout if p.role is Role.WEIGHT and (not hybrid or len(p.shape) == 2))

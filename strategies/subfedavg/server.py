@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sepal.masks.packed import Mask, Packed, unpack
-from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
+from sepal.method import ClientInfo, Metrics, Payload, Plan, RunSetup, Schema, ServerBase, Upload, Uploads, Weights
 from sepal.method.means import mean_of_holders
 from sepal.method.tensors import at_masks
 from sepal.strategies.subfedavg.contract import ServerState
@@ -22,13 +22,13 @@ class SubFedAvgServer(ServerBase[ServerState]):
 
     uses_capacity = True
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.prunable = Prunable(task)
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        self.prunable = Prunable(setup)
 
     def init(self) -> ServerState:
         """Start from W_0."""
-        return ServerState(dict(self.task.weights))
+        return ServerState(dict(self.setup.weights))
 
     def kept(self, state: ServerState, client: str) -> dict[str, Mask]:
         """Return a client's masks, by part."""

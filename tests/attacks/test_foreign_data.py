@@ -18,7 +18,7 @@ from pyarrow import parquet
 from sepal.config import HubReading, HubSettings
 from sepal.data import load
 from sepal.data.sources import hub, images
-from sepal.data.sources.images import MOST_PIXELS, Look, read_example
+from sepal.data.sources.images import MOST_PIXELS, ImageFormat, read_example
 from sepal.data.sources.table import MOST_COLUMNS, read_table
 from sepal.errors import DataError
 from tests.test_imports import PACKAGES, ROOT
@@ -182,7 +182,7 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(writer, tmp
     with pytest.raises(DataError, match=f"{most}, got 65,537 × 1,024"):
         read_example(path)
     with pytest.raises(DataError, match=most), Image.open(path) as opened:  # as somebody gives it to a model
-        images.as_array("data", opened, Look((8, 8)))
+        images.as_array("data", opened, ImageFormat((8, 8)))
     path.write_bytes(huge(MOST_PIXELS))
     with pytest.raises(DataError, match="expected a PNG or JPEG image"):  # it holds none of them
         read_example(path)

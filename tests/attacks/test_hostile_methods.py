@@ -227,7 +227,7 @@ def test_one_large_change_stays_in_the_second_moments(method):
         return {name: whole(weights + np.float32(0.01 * size)) for name, weights in state.weights.items()}
 
     def steps(first):
-        server = assembly.method.make_server(assembly.task)
+        server = assembly.method.make_server(assembly.setup)
         state, steps_taken = server.init(), []
         for size in (first, *[1] * 100):
             before = state.weights

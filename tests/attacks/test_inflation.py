@@ -119,7 +119,7 @@ class Nobody(Grid):
 def test_a_run_on_a_superlink_is_bounded_from_its_start():
     assembly = assemble({"dataset": "digits", "clients": 1, "timeout": 0.1})
     with pytest.raises(RosterError):
-        SepalStrategy(registry.get("fedavg"), assembly.task).start(Nobody())
-    name, objects = bomb(largest_reply(assembly.task) // MEBIBYTE + 1)
+        SepalStrategy(registry.get("fedavg"), assembly.setup).start(Nobody())
+    name, objects = bomb(largest_reply(assembly.setup) // MEBIBYTE + 1)
     with pytest.raises(ValueError, match="expected arrays of at most"):
         http_grid.inflate_object_from_contents(name, objects)

@@ -21,7 +21,7 @@ from sepal.config import RunConfig, key_fields
 from sepal.config.elsewhere import CODE, PLACES
 from sepal.errors import SepalError, StateError
 from sepal.flower import simulation
-from sepal.report import learned
+from sepal.report import learned_rows
 from sepal.report.data import datasets, views
 from sepal.report.page import render
 from sepal.runs import about as about_module
@@ -362,17 +362,17 @@ OWN = textwrap.dedent(
     """
     from sepal.config import Settings
     from sepal.tasks.scoring import Metric, Scoring
-    from sepal.tasks.learning import LearningTask, Targets
+    from sepal.tasks.learning import Targets, Task
     from sepal.strategies.baselines.fedavg_ft import FedAvgFt
     from sepal.strategies.registration import register
     from dataclasses import replace
     import torch.nn.functional as F
 
-    def Task(shape, classes):
+    def misses(shape, classes):
         missed = lambda o, y: [(o.argmax(1) != y).sum()]
         error = Metric("misses", 1, missed, lambda s: float(s[0]), "pcs", False, most=1e9)
-        return LearningTask("x", Targets(above=classes), (classes,), F.cross_entropy, Scoring((error,), "misses"),
-                            lambda o: o.argmax(1))
+        return Task("x", Targets(above=classes), (classes,), F.cross_entropy, Scoring((error,), "misses"),
+                    lambda o: o.argmax(1))
 
     Mine = register("mine", "What mine is for", "nowhere", FedAvgFt.server, FedAvgFt.client, FedAvgFt.hyper)
     """
@@ -384,7 +384,7 @@ def test_a_run_of_an_own_method_and_task_has_stored_what_its_report_says(tmp_pat
     monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     keys = {"partition": {"subsample": 200, "name": "iid"}, "clients": 2, "rounds": 1, "workers": 1, "progress": False}
-    run = sepal.run("own_of_looking:Mine", "digits", task="own_of_looking:Task", out=str(tmp_path), name="r", **keys)
+    run = sepal.run("own_of_looking:Mine", "digits", task="own_of_looking:misses", out=str(tmp_path), name="r", **keys)
     monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.delitem(sys.modules, "own_of_looking")
     comparison = read_comparison([str(run.path)])
@@ -456,4 +456,4 @@ def test_a_model_that_is_built_for_a_figure_fits_in_memory(tmp_path):
     sizes = {"input_shape": [2**30], "classes": 2**20, "vocabulary": 0}
     (run / ABOUT).write_text(json.dumps({"data": {**sizes, "kind": "signal", "class_names": [], "table": False}}))
     with pytest.raises(SepalError, match="memory"):
-        learned.read(run, "masks")
+        learned_rows.read(run, "masks")

@@ -48,8 +48,8 @@ def poisoned(name, factor=1e6):
     method = registry.get(name)
 
     class Poisoning(resolve(method.client)):
-        def __init__(self, task, trainer):
-            super().__init__(task, trainer)
+        def __init__(self, setup, trainer):
+            super().__init__(setup, trainer)
             self.evil = trainer.client.name == "client-00001"
 
         def train(self, state, download, plan):

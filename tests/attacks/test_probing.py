@@ -69,7 +69,7 @@ def test_a_client_answers_no_phase_that_its_method_lacks(client, method):
 def test_accuracies_of_models_of_its_choice_tell_the_server_a_clients_labels_whatever_the_noise(client):
     """Not defended: a model that always says k has as many correct predictions as the client has examples of k."""
     host, shared = client(**{"privacy.noise": 1000.0})
-    layout, counts = shared.assembly.task.layout, []
+    layout, counts = shared.assembly.setup.layout, []
     for label in range(10):
         weights = {p.name: np.zeros(p.shape, np.float32) for p in layout}
         weights[layout[-1].name][label] = 100
@@ -89,12 +89,12 @@ def test_losses_of_models_of_its_choice_tell_the_server_the_inputs_of_a_test_exa
     shared = Shared.of({**run, "partition.subsample": 0, "clients": 5, "task": task}, "cpu")
     store = open_store(shared, Node(0, 5), "r")
     host = build_host(shared, Node(0, 5), "r", store, store.secret.encode())
-    layout, test = shared.assembly.task.layout, shared.assembly.data.client(0, 5, "client-00000").test
+    layout, test = shared.assembly.setup.layout, shared.assembly.data.client(0, 5, "client-00000").test
     weights = {p.name: np.zeros(p.shape, np.float32) for p in layout}
     weights["fc1.weight"][0, 0], weights["fc1.bias"][0] = 1, 10
     weights["fc2.weight"][0, 0] = 1 if task == "regression" or test.y.item() else -1  # a server tries both
     content = seal(Payload(dense(weights, layout, ValueCoding.FP32)))
-    figures = ask(host, Plan(2), Kind.ADAPT, content, views=("received",))[0].found
+    figures = ask(host, Plan(2), Kind.ADAPT, content, views=("received",))[0].figures
     figure = figures["received.sums"][4] + test.y.item() if task == "regression" else figures["received.loss"]
     assert figure == pytest.approx(10 + test.x[0, 0], abs=1e-3)
 

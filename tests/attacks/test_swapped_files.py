@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sepal.client_app.state_store import DiskStateStore, Origin, Stored
+from sepal.client_app.state_store import DiskStateStore, Stored, VersionOrigin
 from sepal.errors import StateError
 from sepal.protocol.messages import Content, Order, Reply, version
 from sepal.protocol.types import ClientInfo, Kind, Plan
@@ -63,7 +63,7 @@ class State:
 def save(store, round):
     name = version(round, "", "d", "u")
     reply = Reply("run", round, Kind.TRAIN, ClientInfo("a", 1), "", "d", name)
-    origin = Origin(Order("run", Kind.TRAIN, Plan(round)), Content(b"x"))
+    origin = VersionOrigin(Order("run", Kind.TRAIN, Plan(round)), Content(b"x"))
     store.save(name, Stored("request", State(np.full(2, round, np.float32)), reply, Content(b"u")), origin)
     return name
 

@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from sepal.config import HubReading, HubSettings
-from sepal.data.schema import Column, Schema, read_schema, written
+from sepal.data.schema import Column, TableSchema, read_schema, written
 from sepal.data.sources import femnist, folder, hub, reading
 from sepal.data.sources import images as images_module
 from sepal.data.sources.idx import read_idx
@@ -103,7 +103,7 @@ def images_in_parquet(directory):
 def one_cell_for_many_inputs(directory):
     """A byte of a table that becomes an input of 8 bytes for each of a category's values."""
     column = Column(name="a", kind="category", values=("x", *map(str, range(999))))
-    (directory / "schema.toml").write_text(written(Schema(label="y", classes=("0", "1"), column=(column,))))
+    (directory / "schema.toml").write_text(written(TableSchema(label="y", classes=("0", "1"), column=(column,))))
     (directory / "data.csv").write_text("a,y\n" + "x,0\nx,1\n" * 2048)
     return directory
 

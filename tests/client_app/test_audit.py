@@ -133,7 +133,7 @@ def test_join_keeps_the_log_by_default(monkeypatch, tmp_path, options, expected)
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     node_configs = []
-    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: node_configs.append(node_config))
+    monkeypatch.setattr(rejoining, "stay", lambda joined_client: node_configs.append(joined_client.node_config))
     result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
     assert result.exit_code == 0, result.output
     assert node_configs[0].get("audit") == (expected and str(tmp_path / expected))

@@ -62,7 +62,7 @@ def first_rounds():
     for name in registry.METHODS:
         keys = {**KEYS, "method": name}
         assembled = assemble(keys)
-        server, client = assembled.method.make_server(assembled.task), ClientInfo("client-00000", 20)
+        server, client = assembled.method.make_server(assembled.setup), ClientInfo("client-00000", 20)
         state, plan = server.init(), server.plan(1)
         if hasattr(server, "joined"):
             state = server.joined(state, [client])

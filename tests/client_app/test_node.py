@@ -94,7 +94,7 @@ def test_states_lie_below_the_nodes_word_the_runs_or_home(node, run, expected, t
         key: str(tmp_path / value.lstrip("/")) if value else "" for key, value in {"node": node, "run": run}.items()
     }
     assembly = SimpleNamespace(
-        task=SimpleNamespace(config=RunConfig(state_dir=directories["run"])), method=registry.get("fedavg")
+        setup=SimpleNamespace(config=RunConfig(state_dir=directories["run"])), method=registry.get("fedavg")
     )
     open_store(SimpleNamespace(assembly=assembly), Node(name="a", state_dir=directories["node"]), "run-1")
     assert (tmp_path / expected.lstrip("/") / "run-1" / "a" / "identity").exists()
@@ -105,7 +105,7 @@ def test_an_empty_home_is_the_default_home_for_states_and_for_runs_alike(tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("SEPAL_HOME", "")
-    assembly = SimpleNamespace(task=SimpleNamespace(config=RunConfig()), method=registry.get("fedavg"))
+    assembly = SimpleNamespace(setup=SimpleNamespace(config=RunConfig()), method=registry.get("fedavg"))
     open_store(SimpleNamespace(assembly=assembly), Node(name="a"), "run-1")
     assert (tmp_path / "user" / ".sepal" / "state" / "run-1" / "a" / "identity").exists()
     assert home() == default_base("flower") == Path.home() / ".sepal"

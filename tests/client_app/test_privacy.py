@@ -93,12 +93,12 @@ def test_a_node_sends_no_upload_with_less_noise_than_its_operator_demands(train)
 
 def test_equal_updates_have_other_noise_after_another_download(train):
     """At so small a rate the update is 0 for both downloads: what is added to them is the noise itself."""
-    task = assemble({**RUN, "lr": 1e-30}).task
+    setup = assemble({**RUN, "lr": 1e-30}).setup
 
     def noise(scale, **options):
-        start = {name: scale * array for name, array in task.weights.items()}
-        content = seal(Payload(dense(start, task.layout, ValueCoding.FP32)))
-        schema = dense_schema(task.layout)
+        start = {name: scale * array for name, array in setup.weights.items()}
+        content = seal(Payload(dense(start, setup.layout, ValueCoding.FP32)))
+        schema = dense_schema(setup.layout)
         got = unseal(train("one", round=2, content=content, lr=1e-30, **options)[1], schema)
         return np.concatenate([(got.tensors[name].dense() - start[name]).ravel() for name in start])
 
@@ -117,11 +117,11 @@ def test_equal_updates_have_other_noise_under_another_run_config(train, changed)
     """Else two configurations whose updates are equal, as with a trap neuron that stays dead, show that they are."""
 
     def noise(views, **keys):
-        task = assemble({**RUN, "lr": 1e-30}).task
-        content = seal(Payload(dense(task.weights, task.layout, ValueCoding.FP32)))
+        setup = assemble({**RUN, "lr": 1e-30}).setup
+        content = seal(Payload(dense(setup.weights, setup.layout, ValueCoding.FP32)))
         sent = train("one", round=2, content=content, views=views, lr=1e-30, **keys)[1]
-        got = unseal(sent, dense_schema(task.layout))
-        return np.concatenate([(got.tensors[n].dense() - w).ravel() for n, w in task.weights.items()])
+        got = unseal(sent, dense_schema(setup.layout))
+        return np.concatenate([(got.tensors[n].dense() - w).ravel() for n, w in setup.weights.items()])
 
     first, second = noise(()), noise(("received",), **changed)
     assert 0.9 < second.std() < 1.1
@@ -133,7 +133,7 @@ def test_equal_updates_have_other_noise_after_another_work_that_led_to_the_same_
     sent, versions = [], []
     for views, epochs in ((), 1), (("received",), 2):
         kept = train("one", kind=Kind.ADAPT, keep=True, views=views, lr=1e-30, **{"local-epochs": epochs})[0]
-        content = seal(Payload(dense(assemble(RUN).task.weights, assemble(RUN).task.layout, ValueCoding.FP32)))
+        content = seal(Payload(dense(assemble(RUN).setup.weights, assemble(RUN).setup.layout, ValueCoding.FP32)))
         sent.append(train("one", round=2, base=kept.version, content=content, views=views, lr=1e-30)[1].data)
         versions.append(kept.version)
     assert versions[0] == versions[1]

@@ -19,8 +19,8 @@ FLAT = {"dataset": "digits", "clients": 2, "rounds": 1, "partition.name": "iid",
 class Reporting(resolve(registry.get("fedavg").client)):
     """FedAvg's client, which reports as much as may be reported whenever it trains."""
 
-    def __init__(self, task, trainer):
-        super().__init__(task, trainer)
+    def __init__(self, setup, trainer):
+        super().__init__(setup, trainer)
         fit = trainer.fit
 
         def report_and_fit(*arguments, **keys):

@@ -168,7 +168,7 @@ def test_the_key_is_a_whole_number(value):
 def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path, options, expected):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
     node_configs = []
-    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: node_configs.append(node_config))
+    monkeypatch.setattr(rejoining, "stay", lambda joined_client: node_configs.append(joined_client.node_config))
     result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
     assert result.exit_code == 0, result.output
     node = Node.of(node_configs[0])

@@ -8,14 +8,14 @@ from flwr.app import Context, Message, RecordDict
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node, data_of
 from sepal.config.agreement import disagreement
-from sepal.data.schema import Column, Schema, written
+from sepal.data.schema import Column, TableSchema, written
 from sepal.errors import SepalError
 from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
 from sepal.strategies.assembly import assemble
 
-SCHEMA = Schema(
+SCHEMA = TableSchema(
     label="ill",
     client="site",
     classes=("no", "yes"),
@@ -79,7 +79,7 @@ def test_a_server_needs_the_schema_alone_and_agrees_with_clients_that_have_table
         assert server_side.info == client.info.__class__(**{**vars(client.info), "notes": server_side.info.notes})
         same = client.agreed.replace("clients\t1", "clients\t3")
         assert disagreement("berlin", server_side.agreed, same) is None
-        assert [part.shape for part in server_side.task.layout] == [part.shape for part in client.task.layout]
+        assert [part.shape for part in server_side.setup.layout] == [part.shape for part in client.setup.layout]
         assert server_side.data.private
 
 
@@ -111,7 +111,7 @@ def test_a_run_on_one_machine_is_refused_without_a_table(tmp_path):
 
 
 def test_targets_of_a_regression_need_no_classes(tmp_path):
-    schema = Schema(label="a,b", column=(Column(name="age", kind="number"),))
+    schema = TableSchema(label="a,b", column=(Column(name="age", kind="number"),))
     (tmp_path / "schema.toml").write_text(written(schema))
     server = assemble({**RUN, "data-dir": str(tmp_path), "task": "regression"})
     assert (server.info.classes, server.info.input_shape, server.info.labelled) == (2, (1,), False)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from sepal.method.interface import Method, Task
+from sepal.method.interface import Method, RunSetup
 from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads
 from sepal.wire.tensors import Support, TensorSpec, at, members, whole
 
@@ -46,8 +46,8 @@ class Held:
 
 
 class FakeServer:
-    def __init__(self, task: Task) -> None:
-        self.start = task.weights["w"]
+    def __init__(self, setup: RunSetup) -> None:
+        self.start = setup.weights["w"]
 
     def plan(self, round: int) -> Plan:
         return Plan(round)
@@ -60,8 +60,8 @@ class FakeServer:
 
 
 class FakeClient:
-    def __init__(self, task: Task, work) -> None:
-        self.start, self.name, self.capacity = task.weights["w"], work.name, work.capacity
+    def __init__(self, setup: RunSetup, work) -> None:
+        self.start, self.name, self.capacity = setup.weights["w"], work.name, work.capacity
 
     def init(self) -> Held:
         return Held(self.start, np.zeros(SIZE, np.float32))

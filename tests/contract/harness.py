@@ -15,7 +15,7 @@ from sepal.client_app.state_store import DiskStateStore, StateStore
 from sepal.config import RunConfig, Settings
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Method, Task
+from sepal.method.interface import Method, RunSetup
 from sepal.protocol.messages import read_order
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.run_state import RoundRecord, RunState
@@ -43,7 +43,7 @@ class Federation:
         config = RunConfig(**{**values, "evaluate_every": 3, "seed": 5, **self.settings})
         layout = (Parameter("w", (SIZE,), Role.WEIGHT),)
         start = np.linspace(-1, 1, SIZE).astype(np.float32)
-        self.task = Task(layout, {"w": start}, config, Settings())
+        self.setup = RunSetup(layout, {"w": start}, config, Settings())
         self.stores: dict[str, StateStore] = {}
         self.nodes: dict[int, str] = {}
         for number in range(self.clients):
@@ -57,7 +57,7 @@ class Federation:
 
     def host(self, name: str) -> ClientHost:
         capacity = getattr(self, f"capacity_{name}")
-        algorithm = self.method.make_client(self.task, SimpleNamespace(name=name, capacity=capacity))
+        algorithm = self.method.make_client(self.setup, SimpleNamespace(name=name, capacity=capacity))
         info = ClientInfo(name, 10, capacity)
         return ClientHost("", info, algorithm, self.stores[name], lambda predictor, view: {}, {})
 
@@ -75,7 +75,7 @@ class Federation:
         return Message(reply, reply_to=message)
 
     def server(self, store: RunStore | None = None) -> SepalStrategy:
-        return SepalStrategy(self.method, self.task, store or MemoryRunStore(), pause=0.0)
+        return SepalStrategy(self.method, self.setup, store or MemoryRunStore(), pause=0.0)
 
     def run(self, store: RunStore | None = None, strategy: SepalStrategy | None = None) -> SepalStrategy:
         strategy = strategy or self.server(store)
@@ -113,7 +113,7 @@ class Recording(MemoryRunStore):
 
 
 class Killed(BaseException):
-    """The server's process is gone: nothing may catch this."""
+    """Stands for the end of the server's process; nothing may catch it."""
 
 
 class Nodes(InProcessGrid):

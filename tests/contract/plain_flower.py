@@ -50,15 +50,15 @@ class Twin:
 
     def __init__(self, case, **keys):
         self.assembly = assemble({**DATA, "clients-per-round": 2, "evaluate-every": 0, **CASES[case], **keys})
-        task = self.assembly.task
+        setup = self.assembly.setup
         self.method = assemble({**DATA, **CASES[case]}).method
         info = self.assembly.info
-        self.model = partial(models.build, task.config.model, info.input_shape, info.classes)
+        self.model = partial(models.build, setup.config.model, info.input_shape, info.classes)
         tensors = self.model().state_dict()
-        whole = {n: torch.tensor(np.asarray(task.weights[n])) if n in task.weights else t for n, t in tensors.items()}
+        whole = {n: torch.tensor(np.asarray(setup.weights[n])) if n in setup.weights else t for n, t in tensors.items()}
         self.arrays = ArrayRecord({name: Array(value.numpy()) for name, value in whole.items()})
-        shared = {key: value for key, value in task.config.flat().items() if key in plain.KEYS}
-        self.keys = {**shared, **flatten(task.hyper, f"{self.method.name}.")}
+        shared = {key: value for key, value in setup.config.flat().items() if key in plain.KEYS}
+        self.keys = {**shared, **flatten(setup.hyper, f"{self.method.name}.")}
 
     def load(self, context):
         number = context.node_config["partition-id"]

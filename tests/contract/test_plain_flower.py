@@ -43,7 +43,7 @@ class Versions(RoundLog):
 def closing_digests(strategy, grid):
     """Return the digests of the clients' states after a closing round, which plain Flower does without."""
     run = strategy.run
-    round = Round(run.inputs(ROUNDS + 1, (), {}), run.task, run.store, local=False)
+    round = Round(run.inputs(ROUNDS + 1, (), {}), run.setup, run.store, local=False)
 
     def deliver(nodes, compose, take):
         for node in nodes:

@@ -111,7 +111,7 @@ def ready(deployed):
 def test_each_lie_is_named_in_the_ledger_and_the_round_goes_on(tmp_path):
     config = {**FLAT, "name": "lies", "out": str(tmp_path)}
     assembly = assemble(config)
-    weights = dict(assembly.task.weights)
+    weights = dict(assembly.setup.weights)
     facts = {"weights": digest_arrays(weights), "config": assembly.agreed}
     upload = seal(Payload({name: whole(array) for name, array in weights.items()}))
     liar = Liar(ClientInfo(LIAR, 60), itertools.repeat(upload), facts)

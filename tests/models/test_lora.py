@@ -83,41 +83,41 @@ def test_what_cannot_have_adapters_is_refused(model, targets, error):
 def test_adapters_alone_are_trained_and_sent(method):
     assembled = assemble({**VIT, "method": method, "dmpfl.readjust-every": 1})
     strategy = run_in_process(assembled)
-    assert {p.name.rpartition(".")[2] for p in assembled.task.layout} == {"lora_A", "lora_B"}
-    assert {p.role for p in assembled.task.layout} == {Role.WEIGHT}
-    server = strategy._method.make_server(strategy.task)
+    assert {p.name.rpartition(".")[2] for p in assembled.setup.layout} == {"lora_A", "lora_B"}
+    assert {p.role for p in assembled.setup.layout} == {Role.WEIGHT}
+    server = strategy._method.make_server(strategy.setup)
     before, after = server.model(server.init()), server.model(strategy.progress.server)
     assert any(not np.array_equal(before[name], after[name]) for name in after)
-    for name, start in assembled.task.weights.items():
+    for name, start in assembled.setup.weights.items():
         zero = name.endswith("lora_B")
         assert not start.any() if zero else np.abs(start).max() <= 1 / np.sqrt(start.shape[1])
-    again, other_seed = assemble(VIT).task, assemble({**VIT, "seed": 1}).task
-    assert all(np.array_equal(array, again.frozen[name]) for name, array in assembled.task.frozen.items())
-    assert not all(np.array_equal(array, other_seed.frozen[name]) for name, array in assembled.task.frozen.items())
+    again, other_seed = assemble(VIT).setup, assemble({**VIT, "seed": 1}).setup
+    assert all(np.array_equal(array, again.frozen[name]) for name, array in assembled.setup.frozen.items())
+    assert not all(np.array_equal(array, other_seed.frozen[name]) for name, array in assembled.setup.frozen.items())
     assert not any(
-        np.array_equal(assembled.task.weights[name], other_seed.weights[name]) for name in after if "lora_A" in name
+        np.array_equal(assembled.setup.weights[name], other_seed.weights[name]) for name in after if "lora_A" in name
     )
 
 
 def test_a_layer_that_the_model_freezes_gets_an_adapter_and_stays():
     assembled = assemble({**DIGITS, "model": f"{own_models.__name__}:frozen", "lora.rank": 2, "trainable": "head.*"})
-    names = [parameter.name for parameter in assembled.task.layout]
+    names = [parameter.name for parameter in assembled.setup.layout]
     assert {"embed.parametrizations.weight.0.lora_A", "head.weight", "head.bias"} <= set(names)
     assert not any("embed" in name or "fc1" in name for name in names if "lora" not in name)
     first = models.build(f"{own_models.__name__}:frozen", (1, 8, 8), 10, seed=torch_seed(0)).embed.weight
-    assert np.array_equal(assembled.task.frozen["embed.parametrizations.weight.original"], first.numpy())
+    assert np.array_equal(assembled.setup.frozen["embed.parametrizations.weight.original"], first.numpy())
 
 
 def test_a_checkpoint_has_the_plain_names(tmp_path):
     net = own_models.Net(10)
     save_file({name: tensor + 1 for name, tensor in read_weights(net).items()}, tmp_path / "net.safetensors")
     keys = {**DIGITS, "model": f"{own_models.__name__}:other_net", "lora.rank": 2, "trainable": "head.*"}
-    task = assemble({**keys, "initial-weights": str(tmp_path / "net.safetensors")}).task
+    setup = assemble({**keys, "initial-weights": str(tmp_path / "net.safetensors")}).setup
     first_weights = read_weights(net)
-    assert np.array_equal(task.frozen["fc1.parametrizations.weight.original"], first_weights["fc1.weight"] + 1)
-    assert np.array_equal(task.frozen["fc1.bias"], first_weights["fc1.bias"] + 1)
-    assert np.array_equal(task.weights["head.weight"], first_weights["head.weight"] + 1)
-    assert task.weights["fc1.parametrizations.weight.0.lora_A"].any()
+    assert np.array_equal(setup.frozen["fc1.parametrizations.weight.original"], first_weights["fc1.weight"] + 1)
+    assert np.array_equal(setup.frozen["fc1.bias"], first_weights["fc1.bias"] + 1)
+    assert np.array_equal(setup.weights["head.weight"], first_weights["head.weight"] + 1)
+    assert setup.weights["fc1.parametrizations.weight.0.lora_A"].any()
 
 
 def test_an_exported_model_is_the_plain_one(tmp_path):

@@ -33,11 +33,11 @@ def test_positions_and_tokens_are_no_weights():
 def test_they_are_not_pruned(method):
     module = models.__name__
     data = {"own.data": f"{module}:images", "own.shape": "1x8x8", "model": f"{module}:vision_transformer"}
-    task = assemble({**KEYS, **data, "method": method}).task
+    setup = assemble({**KEYS, **data, "method": method}).setup
     if method == "dmpfl":
-        masked = {part.name for part in masked_parts(task.layout, budgets(task.layout, task.hyper))}
+        masked = {part.name for part in masked_parts(setup.layout, budgets(setup.layout, setup.hyper))}
     else:
-        masked = {part.name for part in Prunable(task).parts}
+        masked = {part.name for part in Prunable(setup).parts}
     assert not {"1.class_token", "1.encoder.pos_embedding"} & masked
     assert "1.heads.head.weight" in masked
 

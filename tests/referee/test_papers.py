@@ -22,7 +22,7 @@ from referee.paper.some_runs import (
 )
 from sepal.errors import ConfigError
 from sepal.report.data import datasets
-from sepal.report.learned import masks as analyse
+from sepal.report.learned_rows import masks as analyse
 from sepal.report.markdown import table
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
@@ -74,7 +74,7 @@ def test_every_run_of_the_papers_is_a_valid_config(name: str, scale: Scale) -> N
     runs = list(read_plan(PLANS / f"{name}.toml").at(scale).runs())
     assert len({run.name for run in runs}) == len(runs)
     for run in {(run.block, run.variant): run for run in runs if run.keys["dataset"] != "imdb"}.values():
-        assert assemble(dict(run.keys)).task.config.name == run.name
+        assert assemble(dict(run.keys)).setup.config.name == run.name
 
 
 def test_grid_seeds_and_who_wins(tmp_path: Path) -> None:

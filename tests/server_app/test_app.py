@@ -3,7 +3,7 @@
 import logging
 
 from sepal.errors import ConfigError
-from sepal.server_app.app import OneLine
+from sepal.server_app.app import OneLineFilter
 
 
 def record(error):
@@ -16,7 +16,7 @@ def record(error):
 
 def test_an_error_of_sepal_is_one_line_and_others_keep_their_traceback():
     sepal_record, others = record(ConfigError("out", "a directory", "/proc")), record(ZeroDivisionError("no"))
-    assert OneLine().filter(sepal_record)
-    assert OneLine().filter(others)
+    assert OneLineFilter().filter(sepal_record)
+    assert OneLineFilter().filter(others)
     assert logging.Formatter().format(sepal_record) == "sepal: out: expected a directory, got '/proc'".replace("'", "")
     assert "Traceback" in logging.Formatter().format(others)

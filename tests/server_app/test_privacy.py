@@ -18,8 +18,8 @@ from sepal.config import RunConfig
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
 from sepal.report.page import render
-from sepal.report.sheets import privacy_line
 from sepal.report.tables import print_run
+from sepal.report.text_tables import privacy_line
 from sepal.runs import privacy as privacy_module
 from sepal.runs.privacy import epsilon, privacy
 from sepal.runs.run_directory import RunDirectory

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sepal.config import RunConfig
-from sepal.data.schema import Column, Schema, written
+from sepal.data.schema import Column, TableSchema, written
 from sepal.errors import ConfigError, StateError
 from sepal.runs import run_directory
 from sepal.runs.places import default_base, run_path
@@ -92,7 +92,7 @@ def test_the_config_of_a_run_starts_the_same_run(tmp_path, assembly):
     with RunDirectory(tmp_path / "one", assembly, "in-process"):
         stored = stored_config(tmp_path / "one")
     again = assemble(stored)
-    assert again.task.config.model_copy(update={"name": ""}) == assembly.task.config
+    assert again.setup.config.model_copy(update={"name": ""}) == assembly.setup.config
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_a_run_has_written_binds_it_to_its_keys(tmp_path, keys, left):
     assembly = assemble({**keys, "method": "fedavg"})
     with RunDirectory(tmp_path / "one", assembly, "in-process") as directory:
         if left == "checkpoint":
-            directory.store().checkpoint(at(0, assembly.method.make_server(assembly.task).init()))
+            directory.store().checkpoint(at(0, assembly.method.make_server(assembly.setup).init()))
         else:
             (tmp_path / "one" / left).write_text("{}\n")
     with pytest.raises(ConfigError, match=r"^seed: expected 0, with which the run one was started, got 7"):
@@ -294,7 +294,7 @@ TABLE = "age,smoker,label\n" + "".join(
 def test_a_run_whose_table_is_read_otherwise_than_at_its_start_is_refused_and_says_why(tmp_path, change, refused):
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "all.csv").write_text(TABLE)
-    schema = Schema(label="label", classes=("ill", "well"), column=(AGE, SMOKER))
+    schema = TableSchema(label="label", classes=("ill", "well"), column=(AGE, SMOKER))
     (tmp_path / "table" / "schema.toml").write_text(written(schema))
     keys = {"method": "fedavg", "dataset": "folder", "data-dir": str(tmp_path / "table"), "clients": 2}
     with RunDirectory(tmp_path / "a", assemble(keys), "in-process") as directory:

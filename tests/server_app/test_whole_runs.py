@@ -11,8 +11,8 @@ import pytest
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.report.sheets import novel_line
 from sepal.report.tables import capacity_table, headline
+from sepal.report.text_tables import novel_line
 from sepal.runs import json_lines, stored_run
 from sepal.runs.run_directory import RunDirectory
 from sepal.runs.stored_run import FREE, read_run, stored_summary
@@ -222,8 +222,8 @@ def test_a_run_that_ends_early_ends_the_same_after_a_kill(stopped, plateau, tmp_
 
 
 def test_a_plateau_in_the_last_round_is_no_early_end(tmp_path, plateau):
-    config = plateau.task.config.model_copy(update={"rounds": 7})
-    path = complete(tmp_path / "limit", replace(plateau, task=replace(plateau.task, config=config)))
+    config = plateau.setup.config.model_copy(update={"rounds": 7})
+    path = complete(tmp_path / "limit", replace(plateau, setup=replace(plateau.setup, config=config)))
     summary = stored_summary(path)
     assert (summary["rounds"], summary["limit"], summary["stopped"]) == (7, 7, None)
 

@@ -50,7 +50,7 @@ def model(strategy):
 
 def assert_same_model(run, reference, atol=0.0):
     """The same global model, bit for bit or to a tolerance, after something was trained."""
-    a, b, start = model(run), model(reference), reference.task.weights
+    a, b, start = model(run), model(reference), reference.setup.weights
     assert list(a) == list(b)
     for name in b:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=atol)

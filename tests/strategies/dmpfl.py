@@ -25,7 +25,7 @@ def parts(number=0, **keys):
     """A server algorithm, a client's host, and the run's assembly, on a few digits."""
     assembly = assemble({**FLAT, **keys})
     host = build_host(Shared.around(assembly, "cpu"), Node(number, 4), "run", ScratchStore())
-    return assembly.method.make_server(assembly.task), host, assembly
+    return assembly.method.make_server(assembly.setup), host, assembly
 
 
 def first_round(server, host, plan=None):

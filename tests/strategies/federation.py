@@ -48,8 +48,8 @@ class Federation:
 
     def __init__(self, capacities, **keys):
         self.assembly = assemble({**FLAT, **keys})
-        self.task = self.assembly.task
-        self.server = self.assembly.method.make_server(self.task)
+        self.setup = self.assembly.setup
+        self.server = self.assembly.method.make_server(self.setup)
         self.shared = Shared.around(self.assembly, "cpu")
         nodes = [Node(number, 4, capacity=capacity) for number, capacity in enumerate(capacities)]
         self.hosts = [build_host(self.shared, node, "run", ScratchStore()) for node in nodes]

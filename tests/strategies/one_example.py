@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Payload, Task, Trainer
+from sepal.method import ClientInfo, Payload, RunSetup, Trainer
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, whole
 from tests.strategies.baselines import BASE
@@ -45,13 +45,13 @@ def client(method, module=Four, x=X, start=0.0, **keys):
     """A client algorithm on one example ``x`` of class 0, all weights at ``start``, one step of SGD .5 an epoch."""
     settings = {"method": method, "lr": 0.5, "optimizer": "sgd", "local-epochs": 1, **keys}
     assembly = assemble({**BASE, **settings})
-    task = assembly.task
+    setup = assembly.setup
     shapes = {name: tuple(p.shape) for name, p in module().named_parameters()}
     layout = tuple(Parameter(name, shape, Role.WEIGHT) for name, shape in shapes.items())
     weights = {name: np.full(shape, start, np.float32) for name, shape in shapes.items()}
     inputs, labels = torch.tensor(np.atleast_2d(x), dtype=torch.float32), torch.tensor([0])
-    trainer = Trainer(ClientInfo("c", 1), task.config, inputs, labels, inputs[:0], labels[:0], module)
-    return assembly.method.make_client(Task(layout, weights, task.config, task.hyper), trainer)
+    trainer = Trainer(ClientInfo("c", 1), setup.config, inputs, labels, inputs[:0], labels[:0], module)
+    return assembly.method.make_client(RunSetup(layout, weights, setup.config, setup.hyper), trainer)
 
 
 def step(w, x=X, lr=0.5):

@@ -30,7 +30,7 @@ class Federation:
 
     def __init__(self, capacities=CAPACITIES[:2], **keys):
         self.assembly = assemble({**FLAT, **keys})
-        self.server = self.assembly.method.make_server(self.assembly.task)
+        self.server = self.assembly.method.make_server(self.assembly.setup)
         shared = Shared.around(self.assembly, "cpu")
         nodes = [Node(number, 4, capacity=capacity) for number, capacity in enumerate(capacities)]
         self.hosts = [build_host(shared, node, "run", ScratchStore()) for node in nodes]

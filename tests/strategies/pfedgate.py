@@ -34,7 +34,7 @@ def parts(number=0, **keys):
     """A server algorithm and a client's host on a few digits."""
     assembly = assemble({**FLAT, **keys})
     host = build_host(Shared.around(assembly, "cpu"), Node(number, 4), "run", ScratchStore())
-    return assembly.method.make_server(assembly.task), host
+    return assembly.method.make_server(assembly.setup), host
 
 
 def two_rows(input_shape, classes):
@@ -54,8 +54,8 @@ def alone(examples, capacity=1.0, x=None, **keys):
     assembly = assemble({**FLAT, **keys})
     x = torch.randn(examples, 1, 8, 8, generator=torch.Generator().manual_seed(1)) if x is None else x
     y = torch.arange(len(x)) % 10
-    trainer = Trainer(ClientInfo("c", len(x), capacity), assembly.task.config, x, y, x[:0], y[:0], assembly.make)
-    return PFedGateClient(assembly.task, trainer)
+    trainer = Trainer(ClientInfo("c", len(x), capacity), assembly.setup.config, x, y, x[:0], y[:0], assembly.make)
+    return PFedGateClient(assembly.setup, trainer)
 
 
 def flat(server, weights):

@@ -38,7 +38,7 @@ def parts(number=0, **keys):
     """A server algorithm and a client's host on a few digits."""
     assembly = assemble({**FLAT, **keys})
     host = build_host(Shared.around(assembly, "cpu"), Node(number, 4), "run", ScratchStore())
-    return assembly.method.make_server(assembly.task), host
+    return assembly.method.make_server(assembly.setup), host
 
 
 def exchange(server, host, state, client, round, accepted=True):
@@ -77,8 +77,8 @@ def of_model(name, shape, **keys):
 
     algorithm, module = parts(**{**HYBRID, **keys})[1].algorithm, make()
     weights = models.read_weights(module)
-    task = replace(algorithm.task, layout=models.layout(module), weights=weights, make=make, input_shape=shape)
-    return SubFedAvgClient(task, replace(algorithm.trainer, make=make, networks={}, x=torch.zeros(1, *shape)))
+    setup = replace(algorithm.setup, layout=models.layout(module), weights=weights, make=make, input_shape=shape)
+    return SubFedAvgClient(setup, replace(algorithm.trainer, make=make, networks={}, x=torch.zeros(1, *shape)))
 
 
 def downloaded(run, round):

@@ -31,7 +31,7 @@ OWN = {"dataset": "own", "own.shape": "1x8x8", "own.classes": 3, "model": "digit
 )
 def test_data_with_owners_is_split_by_them_unless_the_run_says_otherwise(keys, name):
     """What the configuration of the run holds is the resolved name: it is what config.toml shows."""
-    config = assemble({"method": "fedavg", **keys}).task.config
+    config = assemble({"method": "fedavg", **keys}).setup.config
     assert config.partition.name == name
     assert config.flat()["partition.name"] == name
 
@@ -64,12 +64,12 @@ def checkpoint(tmp_path):
 
 
 def test_a_file_with_counters_and_another_head_is_where_a_run_starts(checkpoint):
-    task = assemble({**BN, "initial-weights": checkpoint, "initial-head": "new"}).task
-    drawn = assemble(BN).task.weights
+    setup = assemble({**BN, "initial-weights": checkpoint, "initial-head": "new"}).setup
+    drawn = assemble(BN).setup.weights
     head = {name for name in drawn if name.startswith("fc2.")}
     assert len(head) == 2
     stored = load_file(checkpoint)
-    for name, array in task.weights.items():
+    for name, array in setup.weights.items():
         np.testing.assert_array_equal(array, (drawn if name in head else stored)[name], name)
     with pytest.raises(ConfigError, match=r"fc2\.weight: expected shape \(10, .*got .*\(7, .*initial-head"):
         assemble({**BN, "initial-weights": checkpoint})
@@ -86,7 +86,7 @@ def test_of_a_torch_file_the_error_says_how_to_convert_it(tmp_path):
         assemble({**BN, "initial-weights": str(tmp_path / "c.pt")})
     suggestion = re.search(r"expected a safetensors file: (\S.*\)) writes one, got", str(refused.value))
     eval(suggestion[1], {"torch": torch, "safetensors": safetensors})
-    weights = assemble({**BN, "initial-weights": str(tmp_path / "c.safetensors")}).task.weights
+    weights = assemble({**BN, "initial-weights": str(tmp_path / "c.safetensors")}).setup.weights
     np.testing.assert_array_equal(weights["fc2.weight"], module.get_parameter("fc2.weight").detach().numpy())
 
 
@@ -96,8 +96,8 @@ def test_what_no_pattern_names_is_frozen_and_keeps_the_files_values(checkpoint):
     parameters = {name for name, _ in assembly.make().named_parameters()}
     assert parameters == {"fc2.bias", "fc2.weight", "norm1.bias", "norm2.bias"}
     stored = load_file(checkpoint)
-    assert len(assembly.task.frozen) == 8
-    for name, array in assembly.task.frozen.items():
+    assert len(assembly.setup.frozen) == 8
+    for name, array in assembly.setup.frozen.items():
         np.testing.assert_array_equal(array, stored[name], name)
     assert "model: 8 frozen tensors stay as initial-weights sets them" in assembly.notes
     strategy = run_in_process(assembly)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Payload, Plan, Task, Trainer, Upload
+from sepal.method import ClientInfo, Payload, Plan, RunSetup, Trainer, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import feddst
 from sepal.wire.tensors import SparseTensor, Support, whole
@@ -18,10 +18,10 @@ from tests.strategies.baselines import BASE, assert_same_model, run
 def four(keep=0.5):
     """A layer of four weights (2, -1, .5, -3): of two kept, those are 2 and -3."""
     settings = {"method": "feddst", "lr": 0.5, "optimizer": "sgd", "local-epochs": 1}
-    config = assemble({**BASE, **settings}).task.config
+    config = assemble({**BASE, **settings}).setup.config
     weights = {"w": np.array([[2, -1, 0.5, -3]], np.float32), "b": np.zeros(1, np.float32)}
     layout = Parameter("w", (1, 4), Role.WEIGHT), Parameter("b", (1,), Role.BIAS)
-    return Task(layout, weights, config, feddst.Hyper(keep=keep))
+    return RunSetup(layout, weights, config, feddst.Hyper(keep=keep))
 
 
 def sparse(index, values):
@@ -80,9 +80,9 @@ def test_feddst_client_step_by_hand(fraction):
     b = .25. Readjusting by .5 prunes one of two, the smaller 1.25 at 0. The gradient at these weights is c·x with
     c = -1/(1 + e^z), so of the free {0, 1, 2} the largest is at 2, which grows and starts at 0.
     """
-    task = four()
+    setup = four()
     x, y = torch.tensor([[1, 2, 4, 0.5]]), torch.tensor([0])
-    algorithm = feddst.FedDSTClient(task, Trainer(ClientInfo("c", 1), task.config, x, y, x[:0], y[:0], Row))
+    algorithm = feddst.FedDSTClient(setup, Trainer(ClientInfo("c", 1), setup.config, x, y, x[:0], y[:0], Row))
     download = Payload({"w": sparse([0, 3], [1, -2]), "b": whole(np.zeros(1))})
     state, upload = algorithm.train(algorithm.init(), download, Plan(1, scalars={"fraction": fraction}))
     expected = [[0, 0, 0, -1.875]] if fraction else [[1.25, 0, 0, -1.875]]
@@ -108,8 +108,8 @@ def test_the_budget_holds_in_every_round_and_masks_move_only_when_they_should(sh
 
     monkeypatch.setattr(feddst.FedDSTServer, "aggregate", spy)
     strategy = run("feddst", 5, **READJUST, **{"feddst.keep": 0.3, "feddst.budgets": shares})
-    kept = feddst.budgets(strategy.task)
-    total = sum(p.size for p in strategy.task.layout if p.role is Role.WEIGHT)
+    kept = feddst.budgets(strategy.setup)
+    total = sum(p.size for p in strategy.setup.layout if p.role is Role.WEIGHT)
     assert sum(kept.values()) == pytest.approx(0.3 * total, abs=4)
     for plan, before, after, metrics in states:
         for name, mask in after.masks.items():
@@ -121,7 +121,7 @@ def test_the_budget_holds_in_every_round_and_masks_move_only_when_they_should(sh
 
 
 def test_rounds_2_12_and_so_on_of_the_first_half_readjust_by_a_constant_fraction():
-    plan = feddst.FedDSTServer(assemble({**BASE, "method": "feddst", "rounds": 80}).task).plan
+    plan = feddst.FedDSTServer(assemble({**BASE, "method": "feddst", "rounds": 80}).setup).plan
     fractions = {round: plan(round).scalars["fraction"] for round in range(1, 82)}
     assert {round for round, fraction in fractions.items() if fraction} == {2, 12, 22, 32}
     assert set(fractions.values()) == {0.0, 0.01}
@@ -136,9 +136,9 @@ def test_keeping_everything_is_fedavg_bit_for_bit():
 def test_a_mask_costs_no_bytes_where_it_did_not_change():
     """keep .3: four bytes for each kept weight and each bias up; on the way down at most a bit a weight more."""
     strategy = run("feddst", 2, **{"feddst.keep": 0.3, "feddst.fraction": 0.0})
-    kept = sum(feddst.budgets(strategy.task).values())
-    masked = sum(p.size for p in strategy.task.layout if p.role is Role.WEIGHT)
-    rest = sum(p.size for p in strategy.task.layout) - masked
+    kept = sum(feddst.budgets(strategy.setup).values())
+    masked = sum(p.size for p in strategy.setup.layout if p.role is Role.WEIGHT)
+    rest = sum(p.size for p in strategy.setup.layout) - masked
     totals = strategy.report.totals.training
     assert 2 * 2 * 4 * (kept + rest) <= totals.up < 2 * 2 * (4 * (kept + rest) + 400)
     # nothing travels down in round 1: both sides derive W_0 and the first masks

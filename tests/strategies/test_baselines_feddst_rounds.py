@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Task, Trainer, Upload
+from sepal.method import ClientInfo, RunSetup, Trainer, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import feddst
@@ -88,15 +88,15 @@ def close(actual, expected):
 
 def of_method(after):
     """The server of the method and its two clients."""
-    config = assemble({**BASE, "method": "feddst", "lr": RATE, "optimizer": "sgd", "local-epochs": 2}).task.config
+    config = assemble({**BASE, "method": "feddst", "lr": RATE, "optimizer": "sgd", "local-epochs": 2}).setup.config
     hyper = feddst.Hyper(keep=0.5, fraction=0.25, train_after=after, readjust_every=1, until=3)
     layout = Parameter("w", (1, 8), Role.WEIGHT), Parameter("b", (1,), Role.BIAS)
-    task = Task(layout, {"w": FIRST[None].astype(np.float32), "b": np.zeros(1, np.float32)}, config, hyper)
+    setup = RunSetup(layout, {"w": FIRST[None].astype(np.float32), "b": np.zeros(1, np.float32)}, config, hyper)
     clients = {}
     for name, arrays in DATA.items():
         x, y = torch.from_numpy(arrays[0]).float(), torch.from_numpy(arrays[1])
-        clients[name] = feddst.FedDSTClient(task, Trainer(ClientInfo(name, len(y)), config, x, y, x[:0], y[:0], Row))
-    return feddst.FedDSTServer(task), clients
+        clients[name] = feddst.FedDSTClient(setup, Trainer(ClientInfo(name, len(y)), config, x, y, x[:0], y[:0], Row))
+    return feddst.FedDSTServer(setup), clients
 
 
 @pytest.mark.parametrize("after", [0, 1])

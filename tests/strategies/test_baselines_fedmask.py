@@ -144,7 +144,7 @@ def test_weights_biases_and_structures_stay_and_only_bits_travel():
 def test_weights_have_one_size_a_layer_and_w_0s_signs_or_are_w_0():
     """fc1, before a ReLU: √(4 / .5 / 64) = .3536. fc2, the output layer: √(2 / .5 / 8) = .7071."""
     federated = federation()
-    first, signed_weights = federated.task.weights, federated.server.parts.weights
+    first, signed_weights = federated.setup.weights, federated.server.parts.weights
     np.testing.assert_allclose(np.abs(signed_weights["fc1.weight"]), 0.125**0.5, rtol=1e-6)
     np.testing.assert_allclose(np.abs(signed_weights["fc2.weight"]), 0.5**0.5, rtol=1e-6)
     np.testing.assert_array_equal(signed_weights["fc1.weight"] < 0, first["fc1.weight"] < 0)
@@ -177,7 +177,7 @@ def test_last_layers_alone_may_be_masked():
     federated = federation(**{"fedmask.layers": 1})
     state, _ = federated.round(federated.server.init(), 1)
     personal = federated.hosts[0].algorithm.personal_weights(federated.states[0])
-    np.testing.assert_array_equal(personal["fc1.weight"], federated.task.weights["fc1.weight"])
+    np.testing.assert_array_equal(personal["fc1.weight"], federated.setup.weights["fc1.weight"])
     assert (personal["fc2.weight"].any(0)).sum() <= 4
     assert set(federated.server.download(state, federated.hosts[0].info, federated.server.plan(2)).tensors) == {
         "fc2.weight"

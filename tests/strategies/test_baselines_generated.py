@@ -108,7 +108,7 @@ def test_two_rounds_of_pfedhn_by_hand():
     state = server.joined(server.init(), [host.info for host in federation.hosts])
     w = {name: value.astype(np.float64) for name, value in state.weights.items()}
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
-    sizes = {p.name: p.shape for p in federation.task.layout}
+    sizes = {p.name: p.shape for p in federation.setup.layout}
     for round in (1, 2):
         start = {name: value.copy() for name, value in w.items()}
         for host, name in zip(federation.hosts, names, strict=True):
@@ -156,7 +156,7 @@ def test_a_step_to_weights_that_are_not_finite_ends_the_run_with_its_name():
 
 
 def test_the_embedding_has_one_entry_more_than_a_quarter_of_the_clients():
-    layout = assemble({"method": "pfedhn"}).task.layout
+    layout = assemble({"method": "pfedhn"}).setup.layout
     assert shapes(layout, Hyper(), 10)["mlp.0.weight"] == (100, 3)
     assert shapes(layout, Hyper(), 100)["mlp.0.weight"] == (100, 26)
     assert [name for name in shapes(layout, Hyper(), 10) if name.startswith("mlp")][-1] == "mlp.3.bias"
@@ -202,7 +202,7 @@ def test_two_rounds_of_mtl_by_hand():
     """
     federation = Federation([1.0, 1.0], method="mtl", **{"mtl.lambda": 0.05, **MLP})
     state = federation.server.init()
-    models = [{n: v.astype(np.float64) for n, v in federation.task.weights.items()} for _ in range(2)]
+    models = [{n: v.astype(np.float64) for n, v in federation.setup.weights.items()} for _ in range(2)]
     names = list(models[0])
     for round in (1, 2):
         m = round

@@ -7,7 +7,7 @@ import pytest
 
 from sepal.config import RunConfig
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.method import ClientInfo, Payload, Plan, RunSetup, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -19,8 +19,8 @@ INFO = ClientInfo("c", 1)
 
 def both(method, layout, weights, **keys):
     record = registry.get(method)
-    task = Task(layout, weights, RunConfig(), record.hyper(**keys))
-    return record.make_server(task), record.make_client(task, None)
+    setup = RunSetup(layout, weights, RunConfig(), record.hyper(**keys))
+    return record.make_server(setup), record.make_client(setup, None)
 
 
 def sent(examples, index, values):
@@ -83,5 +83,5 @@ def test_the_second_round_of_fedsa_lora_by_hand():
 
 
 def test_the_rank_is_the_methods_or_none():
-    ranks = {m: assemble({"dataset": "digits", "method": m}).task.config.lora.rank for m in ("fedavg", "flasc")}
+    ranks = {m: assemble({"dataset": "digits", "method": m}).setup.config.lora.rank for m in ("fedavg", "flasc")}
     assert ranks == {"fedavg": 0, "flasc": 8}

@@ -11,7 +11,7 @@ from torch import nn
 
 from sepal import models
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Payload, Plan, Task, Trainer, Upload
+from sepal.method import ClientInfo, Payload, Plan, RunSetup, Trainer, Upload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
@@ -33,13 +33,13 @@ def slopes(w):
 def both(method, **keys):
     """A server and a client algorithm over ``Product``; three examples in one batch, two passes, lr .5."""
     settings = {"method": method, "lr": 0.5, "optimizer": "sgd", "local-epochs": 2, "batch-size": 3, **keys}
-    base_task = assemble({**BASE, **settings}).task
+    base_task = assemble({**BASE, **settings}).setup
     layout, first = (Parameter("w", (1,), Role.WEIGHT),), {"w": np.zeros(1, np.float32)}
-    task = Task(layout, first, base_task.config, base_task.hyper, Product)
+    setup = RunSetup(layout, first, base_task.config, base_task.hyper, Product)
     x, y = torch.tensor(X[:, None], dtype=torch.float32), torch.from_numpy(Y)
-    trainer = Trainer(ClientInfo("c", 3), task.config, x, y, x[:0], y[:0], Product)
+    trainer = Trainer(ClientInfo("c", 3), setup.config, x, y, x[:0], y[:0], Product)
     record = registry.get(method)
-    return record.make_server(task), record.make_client(task, trainer)
+    return record.make_server(setup), record.make_client(setup, trainer)
 
 
 def down(**values):
@@ -155,9 +155,9 @@ def test_a_novel_client_of_fedem_learns_its_shares_alone():
 
 def test_the_models_of_fedem_start_apart_and_the_first_at_w_0():
     assembly = assemble({**BASE, "method": "fedem"})
-    server = assembly.method.make_server(assembly.task)
+    server = assembly.method.make_server(assembly.setup)
     weights = server.init().weights
-    assert np.array_equal(weights["0/fc1.weight"], assembly.task.weights["fc1.weight"])
+    assert np.array_equal(weights["0/fc1.weight"], assembly.setup.weights["fc1.weight"])
     assert len({weights[f"{m}/fc1.weight"].tobytes() for m in range(3)}) == 3
 
 
@@ -166,7 +166,7 @@ def test_one_model_of_fedem_is_fedavg():
     single, fedavg_run = run("fedem", **{"fedem.models": 1}), run("fedavg")
     for name, array in model(fedavg_run).items():
         np.testing.assert_allclose(model(single)[f"0/{name}"], array, rtol=0, atol=1e-5)
-    assert max(np.abs(array - fedavg_run.task.weights[name]).max() for name, array in model(fedavg_run).items()) > 1e-2
+    assert max(np.abs(array - fedavg_run.setup.weights[name]).max() for name, array in model(fedavg_run).items()) > 1e-2
 
 
 def test_a_model_of_fedem_with_a_negative_running_variance_has_no_part_until_it_is_trained():
@@ -205,7 +205,7 @@ def test_without_any_model_that_gives_numbers_fedem_keeps_its_shares():
 def test_statistics_of_pfedme_are_the_mean_at_any_beta():
     """β = 3, running variance from 1 to a mean of .5: beyond the mean lies 3·.5 - 2·1 = -.5, which is no variance."""
     assembled = assemble({**BASE, "method": "pfedme", "pfedme.beta": 3.0, "model": "tests.strategies.baselines:normed"})
-    server = assembled.method.make_server(assembled.task)
+    server = assembled.method.make_server(assembled.setup)
     start = server.init()
     sent = {name: whole(np.full_like(array, 0.5)) for name, array in start.weights.items()}
     after, _ = server.aggregate(start, Sent([Upload(ClientInfo("c", 3), Payload(sent))]), Plan(1))
@@ -221,11 +221,11 @@ def test_more_models_of_fedem_fit_into_its_messages():
 
 def test_pfedme_counts_no_multiply_adds_where_no_step_was_taken():
     """A model with batch normalisation and one example: no batch is large enough."""
-    assembled = assemble({**BASE, "method": "pfedme"}).task
+    assembled = assemble({**BASE, "method": "pfedme"}).setup
     normed = lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))  # noqa: E731
-    task = Task(models.layout(normed()), models.read_weights(normed()), assembled.config, assembled.hyper, normed)
+    setup = RunSetup(models.layout(normed()), models.read_weights(normed()), assembled.config, assembled.hyper, normed)
     x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
-    trainer = Trainer(ClientInfo("c", 1), task.config, x, y, x[:0], y[:0], normed)
-    client = registry.get("pfedme").make_client(task, trainer)
+    trainer = Trainer(ClientInfo("c", 1), setup.config, x, y, x[:0], y[:0], normed)
+    client = registry.get("pfedme").make_client(setup, trainer)
     client.train(client.init(), Payload(), Plan(1))
     assert (trainer.steps, trainer.multiply_adds) == (0, 0.0)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role, layers
-from sepal.method import ClientInfo, Payload, Plan, Task, Trainer
+from sepal.method import ClientInfo, Payload, Plan, RunSetup, Trainer
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
@@ -44,10 +44,10 @@ def chain(method, **keys):
     assembly = assemble({**BASE, **settings})
     layout = Parameter("b", (1,), Role.WEIGHT), Parameter("h", (1,), Role.WEIGHT)
     weights = {"b": np.ones(1, np.float32), "h": np.ones(1, np.float32)}
-    task = Task(layout, weights, assembly.task.config, assembly.task.hyper)
+    setup = RunSetup(layout, weights, assembly.setup.config, assembly.setup.hyper)
     x, y = torch.tensor([[2.0]]), torch.tensor([0])
-    work = Trainer(ClientInfo("c", 1), task.config, x, y, x[:0], y[:0], Chain)
-    return registry.get(method).make_client(task, work)
+    work = Trainer(ClientInfo("c", 1), setup.config, x, y, x[:0], y[:0], Chain)
+    return registry.get(method).make_client(setup, work)
 
 
 def slope(product):
@@ -69,7 +69,7 @@ def test_layers_go_from_weight_to_weight():
 
 
 def test_the_head_is_the_last_linear_layer():
-    layout = assemble({**BASE, "method": "fedper"}).task.layout
+    layout = assemble({**BASE, "method": "fedper"}).setup.layout
     assert [p.name for p in layers(layout, 1)[1]] == ["fc2.weight", "fc2.bias"]
 
 
@@ -130,7 +130,7 @@ def test_fedbabu_step_by_hand():
 def test_lg_fedavg_counts_layers_not_tensors():
     """A layer has its bias and its norm with it: two layers of four are conv1 to norm2."""
     assembly = assemble({**BASE, "method": "lg-fedavg", "model": "digits-cnn-bn"})
-    shared = {p.name.partition(".")[0] for p in assembly.method.make_server(assembly.task).shared()}
+    shared = {p.name.partition(".")[0] for p in assembly.method.make_server(assembly.setup).shared()}
     assert shared == {"conv1", "norm1", "conv2", "norm2"}
 
 

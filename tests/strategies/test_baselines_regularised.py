@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Payload, Plan, Task, Trainer
+from sepal.method import ClientInfo, Payload, Plan, RunSetup, Trainer
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
@@ -18,12 +18,15 @@ def one_weight(method, x=2.0, **keys):
     """A client algorithm over ``Product`` with one example x of class 0: F(w) = ln(1 + exp(-w·x)), lr .5, one step."""
     settings = {"method": method, "lr": 0.5, "optimizer": "sgd", "local-epochs": 1, **keys}
     assembly = assemble({**BASE, **settings})
-    task = Task(
-        (Parameter("w", (1,), Role.WEIGHT),), {"w": np.zeros(1, np.float32)}, assembly.task.config, assembly.task.hyper
+    setup = RunSetup(
+        (Parameter("w", (1,), Role.WEIGHT),),
+        {"w": np.zeros(1, np.float32)},
+        assembly.setup.config,
+        assembly.setup.hyper,
     )
     inputs, labels = torch.tensor([[x]]), torch.tensor([0])
-    work = Trainer(ClientInfo("c", 1), task.config, inputs, labels, inputs[:0], labels[:0], Product)
-    return registry.get(method).make_client(task, work)
+    work = Trainer(ClientInfo("c", 1), setup.config, inputs, labels, inputs[:0], labels[:0], Product)
+    return registry.get(method).make_client(setup, work)
 
 
 def slope(w, x=2.0):

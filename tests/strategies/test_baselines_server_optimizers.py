@@ -11,7 +11,7 @@ import pytest
 
 from sepal.config import RunConfig
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.method import ClientInfo, Payload, Plan, RunSetup, Upload
 from sepal.strategies import registry
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import Sent, assert_same_model, run
@@ -23,7 +23,7 @@ W_0 = {"w": np.ones(2, np.float32), "mean": np.ones(2, np.float32)}
 def rounds(method, *deltas, **keys):
     """The server's weights after rounds with the pseudo-gradients ``deltas``, (2,) each."""
     record = registry.get(method)
-    server = record.make_server(Task(LAYOUT, W_0, RunConfig(), record.hyper(**keys)))
+    server = record.make_server(RunSetup(LAYOUT, W_0, RunConfig(), record.hyper(**keys)))
     state = server.init()
     for number, delta in enumerate(deltas, 1):
         mean = {name: array + np.asarray(delta, np.float32) for name, array in server.model(state).items()}

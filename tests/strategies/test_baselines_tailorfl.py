@@ -26,7 +26,7 @@ def test_importances_and_two_rounds_by_hand():
     """
     federation = Federation([1.0, 0.25], method="tailorfl", **MLP)
     server, state = federation.server, federation.server.init()
-    w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
+    w = {name: value.astype(np.float64) for name, value in federation.setup.weights.items()}
     assert server.plan(1).who == "all"
     first, _ = federation.round(state, 1)
     assert first.weights is state.weights
@@ -153,7 +153,7 @@ def test_the_received_model_of_round_1_is_the_whole_first_one():
     algorithm, plan = host.algorithm, federation.server.plan(1)
     x = algorithm.trainer.x
     logits = algorithm.predictor(algorithm.init(), Payload(), plan)(x)
-    w = {name: torch.from_numpy(np.array(value)) for name, value in federation.task.weights.items()}
+    w = {name: torch.from_numpy(np.array(value)) for name, value in federation.setup.weights.items()}
     hidden = torch.relu(x.flatten(1) @ w["fc1.weight"].T + w["fc1.bias"])
     torch.testing.assert_close(logits, hidden @ w["fc2.weight"].T + w["fc2.bias"])
     assert algorithm.predictor(algorithm.init(), None, plan) is None
@@ -164,5 +164,5 @@ def test_the_share_of_personal_layers_is_exact(personal, layers):
     """Of five layers .8 are four; 5·(1 - .8) is .9999999999999998 in binary. The output layer has no group."""
     shared = Tailored()
     shared.coupling = tuple("abcd")
-    shared.task = SimpleNamespace(hyper=SimpleNamespace(personal=personal))
+    shared.setup = SimpleNamespace(hyper=SimpleNamespace(personal=personal))
     assert len(shared.personal) == max(0, layers - 1)

@@ -52,7 +52,7 @@ def test_two_rounds_of_heterofl_and_fedrolex_by_hand(method):
     """
     federation = Federation(CAPACITIES, method=method, **MLP)
     state = federation.server.init()
-    w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
+    w = {name: value.astype(np.float64) for name, value in federation.setup.weights.items()}
     clipped = False
     for round in (1, 2):
         trained, held_rows, present = [], [], []
@@ -87,7 +87,7 @@ def test_two_rounds_of_local_training_at_each_width_by_hand():
         assert not any(federation.trained(state, number, plan).payload.tensors for number in range(3))
     for host, client_state, units in zip(federation.hosts, federation.states, (8, 4, 2), strict=True):
         x, y = data(host)
-        w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
+        w = {name: value.astype(np.float64) for name, value in federation.setup.weights.items()}
         for _ in range(2):
             slope, _ = gradients(w, np.arange(units), x, np.eye(10)[y])
             w = {name: w[name] - 0.5 * slope[name] for name in w}
@@ -119,8 +119,8 @@ def test_an_honest_upload_of_flanc_is_within_the_limit_also_where_it_is_more_tha
             federation.server.init(), 0, federation.server.plan(1)
         ).payload.tensors.values()
     )
-    assert sent > 2 * sum(part.size for part in federation.task.layout)
-    assert most_message_bytes(federation.task) >= 2 * 4 * sent
+    assert sent > 2 * sum(part.size for part in federation.setup.layout)
+    assert most_message_bytes(federation.setup) >= 2 * 4 * sent
 
 
 @pytest.mark.parametrize("distill", [False, True])
@@ -132,7 +132,7 @@ def test_two_rounds_of_fjord_by_hand(distill):
     """
     federation = Federation(CAPACITIES, method="fjord", **{"fjord.distill": distill, **MLP, "seed": 5})
     state = federation.server.init()
-    w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
+    w = {name: value.astype(np.float64) for name, value in federation.setup.weights.items()}
     widths, drawn = np.array([0.2, 0.4, 0.6, 0.8, 1.0]), set()
     for round in (1, 2):
         trained, held_rows, examples = [], [], []
@@ -306,14 +306,14 @@ def test_a_residual_network_is_refused_in_one_line(method):
     keys |= {"rounds": 1, "local-epochs": 1, "batch-size": 8, "lr": 0.1, "optimizer": "sgd", "method": method}
     assembly = assemble(keys)
     with pytest.raises(ModelError, match="model: expected convolutions, norms and linear layers one after another"):
-        assembly.method.make_server(assembly.task).init()
+        assembly.method.make_server(assembly.setup).init()
 
 
 @pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex", "flanc", "tailorfl", "local-width", "pa3dfl"])
 def test_a_client_that_claims_too_small_a_capacity_is_refused_before_it_takes_part(method):
     """It would end the run in the middle of a round: honest clients refuse to start."""
     assembly = assemble({"dataset": "digits", "method": method, "clients": 2})
-    server = assembly.method.make_server(assembly.task)
+    server = assembly.method.make_server(assembly.setup)
     plan, state = server.plan(2), server.init()
     server.upload_schema(state, ClientInfo("honest", 10, capacity=0.5), plan)
     with pytest.raises(SepalError, match="expected"):

@@ -9,14 +9,16 @@ import pytest
 from sepal.data.catalogue import CATALOGUE
 from sepal.strategies import calibrated, registry
 from sepal.strategies.assembly import assemble
-from sepal.strategies.calibrated import FINDS, Entry, rates
+from sepal.strategies.calibrated import FINDS, CalibratedRates, rates
 
 DIGITS = CATALOGUE["digits"]
 TABLE = (
-    Entry("digits", "digits-cnn", "sgd", "image", 64, {"fedavg": {"lr": 0.2}, "ditto": {"lr": 0.3, "ditto.lambda": 2}}),
-    Entry("cifar-10", "lenet5", "sgd", "image", 3072, {"fedavg": {"lr": 0.05}}),
-    Entry("har", "har-cnn", "sgd", "signal", 1152, {"fedavg": {"lr": 0.1}, "fedpse": {"lr": 0.4}}),
-    Entry("imdb", "embedding-linear", "adam", "text", 256, {"fedavg": {"lr": 0.01}}),
+    CalibratedRates(
+        "digits", "digits-cnn", "sgd", "image", 64, {"fedavg": {"lr": 0.2}, "ditto": {"lr": 0.3, "ditto.lambda": 2}}
+    ),
+    CalibratedRates("cifar-10", "lenet5", "sgd", "image", 3072, {"fedavg": {"lr": 0.05}}),
+    CalibratedRates("har", "har-cnn", "sgd", "signal", 1152, {"fedavg": {"lr": 0.1}, "fedpse": {"lr": 0.4}}),
+    CalibratedRates("imdb", "embedding-linear", "adam", "text", 256, {"fedavg": {"lr": 0.01}}),
 )
 
 
@@ -101,7 +103,7 @@ def test_a_method_that_is_listed_nowhere_has_fedavgs_rate():
 def test_a_methods_own_default_rate_wins_over_fedavgs():
     """pFedMe's .09: its steps diverge from 2/λ = .13 on."""
     assembled = assemble({"dataset": "digits", "method": "pfedme"})
-    assert (assembled.task.config.lr, assembled.notes) == (0.09, ())
+    assert (assembled.setup.config.lr, assembled.notes) == (0.09, ())
 
 
 def test_rates_of_sgd_are_not_used_for_adam():
@@ -109,24 +111,24 @@ def test_rates_of_sgd_are_not_used_for_adam():
 
 
 def test_given_keys_win_over_the_table():
-    task = assemble({"dataset": "digits", "method": "ditto", "lr": 0.7, "ditto.lambda": 0.5})
-    assert (task.task.config.lr, task.task.hyper.lam, task.notes) == (0.7, 0.5, ())
+    assembled = assemble({"dataset": "digits", "method": "ditto", "lr": 0.7, "ditto.lambda": 0.5})
+    assert (assembled.setup.config.lr, assembled.setup.hyper.lam, assembled.notes) == (0.7, 0.5, ())
 
 
 def test_a_run_says_which_rates_it_took():
     assembled = assemble({"dataset": "digits", "method": "ditto"})
-    assert (assembled.task.config.lr, assembled.task.hyper.lam) == (0.3, 2)
+    assert (assembled.setup.config.lr, assembled.setup.hyper.lam) == (0.3, 2)
     assert assembled.notes == ("lr = 0.3, ditto.lambda = 2: calibrated for ditto on digits",)
 
 
 def test_with_momentum_the_rate_is_smaller():
     assembled = assemble({"dataset": "digits", "method": "fedavg", "momentum": 0.75})
-    assert assembled.task.config.lr == 0.05  # .2 · (1 - .75): a gradient counts 4 times
+    assert assembled.setup.config.lr == 0.05  # .2 · (1 - .75): a gradient counts 4 times
     assert assembled.notes == ("lr = 0.05: calibrated for fedavg on digits, times 1 - momentum = 0.25",)
 
 
 def test_an_own_rate_that_is_not_in_the_table_has_the_papers_value():
-    assert assemble({"dataset": "digits", "method": "fedprox"}).task.hyper.mu == 0.01
+    assert assemble({"dataset": "digits", "method": "fedprox"}).setup.hyper.mu == 0.01
 
 
 @pytest.mark.real

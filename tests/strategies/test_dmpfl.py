@@ -170,7 +170,7 @@ def test_first_masks_by_magnitude_hold_the_largest_first_weights():
     masks, client_masks = unpack(state.global_mask, server.layout), unpack(client.mask, server.layout)
     assert {part.name for part in server.parts} == {"conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"}
     for name, mask in masks.items():
-        size = np.abs(assembly.task.weights[name])
+        size = np.abs(assembly.setup.weights[name])
         assert np.array_equal(mask, client_masks[name])
         assert mask.sum() == drawn[name].sum()
         assert mask.all() or size[~mask].max() <= size[mask].min()
@@ -305,4 +305,4 @@ def test_sparse_training_is_accounted_by_the_density_of_each_layer():
     assert algorithm / full == pytest.approx(0.5, abs=0.01)
     assert set(kept.values()) == {0.5}
     first_round(server, host, Plan(1, "1", scalars={"prune": 0.5}))
-    assert host.spent()["multiply-adds"] == algorithm + full / assembly.task.config.local_epochs
+    assert host.spent()["multiply-adds"] == algorithm + full / assembly.setup.config.local_epochs

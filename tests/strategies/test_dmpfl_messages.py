@@ -33,7 +33,7 @@ def test_a_mask_travels_only_where_the_other_side_lacks_it():
         assert server.newcomer(state, host.info, plan).tensors == {}
     trained = replace(state, weights_version=3)
     sizes = coded(server.newcomer(trained, host.info, phase_1))
-    assert set(sizes) == set(assembly.task.weights)
+    assert set(sizes) == set(assembly.setup.weights)
     assert not any(sizes.values()), "the first mask is derived"
     moved = replace(state, mask_version=3, weights_version=3)
     sizes = coded(server.newcomer(moved, host.info, phase_1))
@@ -129,7 +129,7 @@ def test_communication_of_the_published_setting():
     Once by the formula, and once by the rounds that the server algorithm plans, for clients drawn as a run draws them.
     """
     assert dense_share(100, 10, 300) == pytest.approx(0.401, abs=0.0005)
-    server = DmPflServer(assemble({"method": "dmpfl", "dataset": "digits", "rounds": 300}).task)
+    server = DmPflServer(assemble({"method": "dmpfl", "dataset": "digits", "rounds": 300}).setup)
     rng, bits, visits = np.random.default_rng(0), 0.0, 0
     masks, weights = {}, {}  # client to the round of the m_g and w_g that it holds
     mask = weight = 0
@@ -151,7 +151,7 @@ def test_measured_bytes_are_those_of_the_formula():
     flat = {**FLAT, "rounds": 32, "clients-per-round": 1, "partition.subsample": 80}
     watch = Watch()
     strategy = run_in_process(assemble(flat), observers=[watch])
-    layout, algorithm = strategy.task.layout, strategy.algorithm
+    layout, algorithm = strategy.setup.layout, strategy.algorithm
     weights = sum(p.size for p in algorithm.parts)
     expected, holders, seen_mask = 0.0, {}, {}
     mask_version = weights_version = 0

@@ -28,8 +28,8 @@ class Digits(Federation):
     def __post_init__(self):
         flat = {**FLAT, "rounds": self.rounds, "clients": self.clients + 1, "evaluate-every": 3, "checkpoint-every": 1}
         self.assembly = assemble({**flat, "timeout": 60.0, **self.settings})
-        config = self.assembly.task.config.model_copy(update={"clients": self.clients})
-        self.task, self.shared = replace(self.assembly.task, config=config), Shared.around(self.assembly, "cpu")
+        config = self.assembly.setup.config.model_copy(update={"clients": self.clients})
+        self.setup, self.shared = replace(self.assembly.setup, config=config), Shared.around(self.assembly, "cpu")
         self.stores, self.nodes, self.checked = {}, {}, 0
         for _ in range(self.clients):
             self.join("")
@@ -49,7 +49,7 @@ class Digits(Federation):
 
     def agree(self, strategy, progress):
         """What the server takes each client to hold is what it holds, after every round."""
-        server, layout = progress.server, self.task.layout
+        server, layout = progress.server, self.setup.layout
         closed = progress.round > self.rounds
         for name, state in self.states(strategy).items():
             client_holds = server.held.get(name, ClientHolds())
@@ -143,7 +143,7 @@ def test_the_order_of_clients_changes_nothing(whole):
 def test_the_method_as_anyone_s_strategy():
     strategy = DmPfl.durable({**FLAT, "method": "fedavg"}, keep=0.25, adaptive_inference=True)
     assert (strategy.algorithm.hyper.keep, strategy.algorithm.hyper.adaptive_inference) == (0.25, True)
-    masks = unpack(strategy.algorithm.init().global_mask, strategy.task.layout)
+    masks = unpack(strategy.algorithm.init().global_mask, strategy.setup.layout)
     assert all(
         masks[p.name].sum() == strategy.algorithm.budget[p.name] <= 0.25 * p.size + 1 for p in strategy.algorithm.parts
     )

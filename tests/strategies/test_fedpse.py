@@ -195,7 +195,7 @@ def test_sent_plus_residual_is_what_was_gained_exactly():
         from sepal.client_app.build import Node, Shared, build_host
 
         host = build_host(Shared.around(assembly, "cpu"), Node(0, 3), "run", ScratchStore())
-        algorithm, server = host.algorithm, assembly.method.make_server(assembly.task)
+        algorithm, server = host.algorithm, assembly.method.make_server(assembly.setup)
         plan = server.plan(1)
         download = server.newcomer(server.init(), host.info, plan)
         state, upload = algorithm.train(algorithm.init(), download, plan)
@@ -205,7 +205,7 @@ def test_sent_plus_residual_is_what_was_gained_exactly():
         total[index] += sent
         np.testing.assert_array_equal(total, gained)
         assert index.size == count(0.1, algorithm.flat.size)
-        np.testing.assert_array_equal(algorithm.flat.join(state.base), algorithm.flat.join(assembly.task.weights))
+        np.testing.assert_array_equal(algorithm.flat.join(state.base), algorithm.flat.join(assembly.setup.weights))
 
 
 def test_keeping_everything_is_fedavg(runs):
@@ -220,7 +220,7 @@ def test_keeping_everything_is_fedavg(runs):
     )
     for name in fedavg_model:
         np.testing.assert_allclose(fedpse_model[name], fedavg_model[name], atol=2e-6)
-    start = plain.task.weights
+    start = plain.setup.weights
     assert max(np.abs(fedavg_model[n] - start[n]).max() for n in fedavg_model) > 1e-2, "nothing was trained"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.method import ClientInfo, Payload, Plan, RunSetup, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import fedscr
 from sepal.wire import IndexCoding, encode, inspect
@@ -20,7 +20,7 @@ def four(hyper):
     """A task of four weights at 0, for steps by hand."""
     assembly = assemble({**BASE, "method": "fedavg"})
     weights = {"w": np.zeros(4, np.float32)}
-    return Task((Parameter("w", (4,), Role.WEIGHT),), weights, assembly.task.config, hyper)
+    return RunSetup((Parameter("w", (4,), Role.WEIGHT),), weights, assembly.setup.config, hyper)
 
 
 def dense(tensor):
@@ -54,8 +54,8 @@ def test_at_least_the_largest_structure_fits():
 def test_fedscr_round_by_hand():
     """Two clients, n = (1, 3): W + (1·(4, 0) + 3·(0, 8))/4 = W + (1, 6): what was not sent counts as 0."""
     layout = (Parameter("w", (2,), Role.WEIGHT),)
-    config = assemble({**BASE, "method": "fedavg"}).task.config
-    server = fedscr.FedSCRServer(Task(layout, {"w": np.ones(2, np.float32)}, config, fedscr.Hyper()))
+    config = assemble({**BASE, "method": "fedavg"}).setup.config
+    server = fedscr.FedSCRServer(RunSetup(layout, {"w": np.ones(2, np.float32)}, config, fedscr.Hyper()))
     tensors = [SparseTensor((2,), np.array([i]), np.array([v], np.float32)) for i, v in ((0, 4), (1, 8))]
     sent = [Upload(ClientInfo(c, n), Payload({"w": t})) for c, n, t in zip("ab", (1, 3), tensors, strict=True)]
     after, _ = server.aggregate(server.init(), sent, Plan(1))
@@ -66,30 +66,30 @@ def first_upload(name, **keys):
     host = build_host(
         Shared.around(assemble({**BASE, "method": name, **keys}), "cpu"), Node(0, 4), "run", ScratchStore()
     )
-    weights = {n: whole(w) for n, w in host.algorithm.task.weights.items()}
+    weights = {n: whole(w) for n, w in host.algorithm.setup.weights.items()}
     state, upload = host.algorithm.train(host.algorithm.init(), Payload(weights), Plan(1))
-    return host.algorithm.task, state, upload
+    return host.algorithm.setup, state, upload
 
 
 @pytest.mark.parametrize("values", ["fp32", "fp16"])
 def test_fedscr_sends_whole_rows_in_row_coding_and_owes_the_rest(values):
-    task, state, upload = first_upload("fedscr", values=values, **{"fedscr.keep": 0.3})
+    setup, state, upload = first_upload("fedscr", values=values, **{"fedscr.keep": 0.3})
     entries = inspect(encode(upload.tensors)).tensors
     coded = {e.name: e.index for e in entries if len(e.shape) > 1 and 0 < e.count < e.size}
     assert coded
     assert set(coded.values()) == {IndexCoding.ROWS}
     for name, tensor in upload.tensors.items():
-        gained = state.model[name] - task.weights[name]
+        gained = state.model[name] - setup.weights[name]
         np.testing.assert_array_equal(tensor.dense() + state.residual[name], gained)
     sent = sum(tensor.nnz for tensor in upload.tensors.values())
-    assert 0.2 * sum(p.size for p in task.layout) < sent <= fedscr.budget(task.layout, 0.3)
+    assert 0.2 * sum(p.size for p in setup.layout) < sent <= fedscr.budget(setup.layout, 0.3)
 
 
 def test_a_threshold_that_nothing_reaches_sends_nothing_and_everything_is_owed():
-    task, state, upload = first_upload("fedscr", **{"fedscr.threshold": 1e9})
+    setup, state, upload = first_upload("fedscr", **{"fedscr.threshold": 1e9})
     assert not any(tensor.nnz for tensor in upload.tensors.values())
     for name, residual in state.residual.items():
-        np.testing.assert_array_equal(residual, state.model[name] - task.weights[name])
+        np.testing.assert_array_equal(residual, state.model[name] - setup.weights[name])
 
 
 def test_fedscr_that_sends_everything_is_fedavg():

@@ -61,19 +61,19 @@ def with_first_entry(array, value):
 def test_an_honest_run_is_refused_nothing(name):
     assembly, observed = honest(name)
     assert not observed.refused
-    algorithm = assembly.method.make_server(assembly.task)
+    algorithm = assembly.method.make_server(assembly.setup)
     for before, after in zip(observed.states, observed.states[1:], strict=False):
-        assert Guard(algorithm, assembly.task, before).unusable(after) == ""
+        assert Guard(algorithm, assembly.setup, before).unusable(after) == ""
 
 
 @METHODS
 @pytest.mark.parametrize("value", ABSURD)
 def test_an_absurd_number_in_any_array_of_the_servers_state_is_named(name, value):
     assembly, observed = honest(name)
-    algorithm = assembly.method.make_server(assembly.task)
+    algorithm = assembly.method.make_server(assembly.setup)
     unbounded = getattr(algorithm, "unbounded", ())
     before, after = observed.states[-3], observed.states[-2]  # the last one is the closing round's
-    guard = Guard(algorithm, assembly.task, before)
+    guard = Guard(algorithm, assembly.setup, before)
     arrays, structure = flatten(after)
     for path, array in arrays.items():
         if array.dtype.kind != "f" or not array.size or (path.split("/")[1] in unbounded and np.isfinite(value)):

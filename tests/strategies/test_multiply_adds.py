@@ -17,7 +17,7 @@ def work(method, **keys):
     """The multiply-adds that a first round reports, and the host."""
     settings = {**BASE, "method": method, "local-epochs": 2, **keys}
     host = build_host(Shared.around(assemble(settings), "cpu"), Node(0, 4), "run", ScratchStore())
-    server = registry.get(method).make_server(host.algorithm.task)
+    server = registry.get(method).make_server(host.algorithm.setup)
     plan = server.plan(1)
     host.algorithm.train(host.algorithm.init(), server.newcomer(server.init(), host.info, plan), plan)
     return host.algorithm.trainer.spent()["multiply-adds"], host

@@ -49,7 +49,7 @@ def run(method, model, tmp_path):
     """Run two rounds; return the strategy and the modules that its clients trained."""
     assembled = assemble(flat(method, model))
     clients = Clients(assembled, tmp_path)
-    strategy = SepalStrategy(assembled.method, assembled.task, agreed=assembled.agreed, settle=0.0)
+    strategy = SepalStrategy(assembled.method, assembled.setup, agreed=assembled.agreed, settle=0.0)
     strategy.start(InProcessGrid({number + 1: partial(clients.answer, number) for number in range(2)}))
     return strategy, [network.module for network in clients._shared.networks.values()]
 
@@ -67,11 +67,11 @@ def test_a_frozen_layer_is_never_trained_nor_sent(method, tmp_path):
             run(method, "frozen", tmp_path)
         return
     strategy, modules = run(method, "frozen", tmp_path)
-    assert not any(parameter.name.startswith("embed") for parameter in strategy.task.layout)
+    assert not any(parameter.name.startswith("embed") for parameter in strategy.setup.layout)
     plain = own_models.frozen((1, 8, 8), 10)
     frozen = [tensor for module in modules for tensor in tensors(module, "embed.weight")]
     assert frozen, "no network with the layer"
-    first = strategy.task.frozen["embed.weight"]
+    first = strategy.setup.frozen["embed.weight"]
     for tensor in frozen:
         assert tuple(tensor.shape) == tuple(plain.embed.weight.shape)
         np.testing.assert_array_equal(tensor.detach().numpy(), first)
@@ -80,13 +80,13 @@ def test_a_frozen_layer_is_never_trained_nor_sent(method, tmp_path):
 @METHODS
 def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
     assembled = assemble(flat(method, "pretrained"))
-    task = assembled.task
+    setup = assembled.setup
     weights = np.linspace(-0.3, 0.3, 256, dtype=np.float32).reshape(16, 16)
-    assert task.user_set == {"fc1.weight"}
-    np.testing.assert_allclose(task.weights["fc1.weight"], weights, atol=1e-7)
+    assert setup.user_set == {"fc1.weight"}
+    np.testing.assert_allclose(setup.weights["fc1.weight"], weights, atol=1e-7)
     assert any("1 of 8 tensors start as" in note for note in assembled.notes)
     assert any("of its own, not from weights" in note for note in assembled.notes) == bool(assembled.method.starts_from)
-    server = assembled.method.make_server(task)
+    server = assembled.method.make_server(setup)
     first = {} if assembled.method.starts_from else server.model(server.init())
     if "fc1.weight" in first and method != "fedmask":  # whose weights are signs and one magnitude
         kept = first["fc1.weight"] != 0  # sparse methods start at a mask
@@ -113,16 +113,16 @@ SEED = "the {} that are drawn at random start from the run's seed"
 )
 def test_a_line_says_whether_a_run_starts_from_what_build_sets(model, user_set, words):
     assembled = assemble(flat("fedavg", model))
-    assert assembled.task.user_set == user_set
+    assert assembled.setup.user_set == user_set
     assert [note for note in assembled.notes if note.startswith("model: ") and "stay as" not in note] == [words]
 
 
 def test_the_line_is_true():
-    first, second = (assemble(flat("fedavg", "token", seed=seed)).task.weights for seed in (1, 2))
+    first, second = (assemble(flat("fedavg", "token", seed=seed)).setup.weights for seed in (1, 2))
     alike = {name for name in first if np.array_equal(first[name], second[name])}
     assert alike == {"token"}
     assert not first["token"].any()
-    assert (assemble(flat("fedavg", "normed_before")).task.weights["2.running_mean"] == 1).all()
+    assert (assemble(flat("fedavg", "normed_before")).setup.weights["2.running_mean"] == 1).all()
 
 
 def test_running_means_that_build_sets_are_no_weights_that_a_method_of_other_draws_passes_over():
@@ -137,15 +137,15 @@ def test_of_a_built_in_model_no_line_is_said(model):
 
 def test_each_model_of_a_mixture_starts_from_what_build_sets():
     assembled = assemble(flat("fedem", "pretrained"))
-    mixture = type("Both", (Mixture,), {"task": assembled.task})()
+    mixture = type("Both", (Mixture,), {"task": assembled.setup})()
     first = mixture.first()
     for number in range(3):
-        np.testing.assert_array_equal(first[f"{number}/fc1.weight"], assembled.task.weights["fc1.weight"])
+        np.testing.assert_array_equal(first[f"{number}/fc1.weight"], assembled.setup.weights["fc1.weight"])
     assert not np.array_equal(first["0/fc2.weight"], first["1/fc2.weight"])
 
 
 def test_what_differs_between_two_builds_is_drawn_from_the_seed():
-    first, second = (assemble(flat("fedavg", "pretrained", seed=seed)).task.weights for seed in (1, 2))
+    first, second = (assemble(flat("fedavg", "pretrained", seed=seed)).setup.weights for seed in (1, 2))
     assert np.array_equal(first["fc1.weight"], second["fc1.weight"])
     assert not np.array_equal(first["fc2.weight"], second["fc2.weight"])
 
@@ -157,7 +157,7 @@ def test_a_shared_weight_stays_one_and_is_sent_once(method, tmp_path):
             run(method, "tied", tmp_path)
         return
     strategy, modules = run(method, "tied", tmp_path)
-    names = [parameter.name for parameter in strategy.task.layout]
+    names = [parameter.name for parameter in strategy.setup.layout]
     assert ("fc1.weight" in names, "fc2.weight" in names) == (True, False)
     for module in modules:
         first, second = tensors(module, "fc1.weight"), tensors(module, "fc2.weight")
@@ -191,7 +191,7 @@ def asked_of_two(server_side, client_side, tmp_path):
         kinds.append(read_order(message.content)[0].kind)
         return clients[1].answer(1, message)
 
-    strategy = SepalStrategy(server_side.method, server_side.task, agreed=server_side.agreed, settle=0.0)
+    strategy = SepalStrategy(server_side.method, server_side.setup, agreed=server_side.agreed, settle=0.0)
     try:
         strategy.start(InProcessGrid({1: partial(clients[0].answer, 0), 2: second}))
     except RosterError as error:
@@ -205,7 +205,7 @@ def test_a_client_with_other_frozen_tensors_is_refused_before_it_trains(tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(own_models, "frozen", own_models.frozen_elsewhere)
         changed = assemble(flat("fedavg", "frozen"))
-    assert (digest_arrays(first.task.weights), first.agreed) == (digest_arrays(changed.task.weights), changed.agreed)
+    assert (digest_arrays(first.setup.weights), first.agreed) == (digest_arrays(changed.setup.weights), changed.agreed)
     _, error, kinds = asked_of_two(first, changed, tmp_path)
     words = r"client-00001: initial weights: expected digest \w{12} \(frozen tensors included\), got \w{12}"
     assert re.fullmatch(words, str(error))
@@ -218,6 +218,6 @@ def test_a_client_with_the_same_frozen_tensors_trains(tmp_path):
     strategy, error, kinds = asked_of_two(first, second, tmp_path)
     assert error is None
     assert kinds.count(Kind.TRAIN) == 2
-    expected = {**first.task.weights, **first.task.frozen}
-    assert set(expected) - set(first.task.weights) == {"embed.weight", "embed.bias"}
+    expected = {**first.setup.weights, **first.setup.frozen}
+    assert set(expected) - set(first.setup.weights) == {"embed.weight", "embed.bias"}
     assert strategy.progress.weights == digest_arrays(expected)

@@ -32,7 +32,7 @@ def test_a_method_runs_in_an_own_serverapp(tmp_path):
     strategy = FedPSE.durable(FLAT, keep=0.2)
     result = strategy.start(grid("fedpse", tmp_path, **{"fedpse.keep": 0.2}), num_rounds=2)
     assert strategy.progress.round == 3
-    assert list(result.arrays) == [parameter.name for parameter in strategy.task.layout]
+    assert list(result.arrays) == [parameter.name for parameter in strategy.setup.layout]
     assert 0 <= result.evaluate_metrics_clientapp[3]["trained.mean"] <= 1
 
 
@@ -83,7 +83,7 @@ def test_an_unknown_key_of_the_method_is_refused():
 
 def test_other_initial_arrays_are_refused(tmp_path):
     strategy = FedAvg.durable(FLAT)
-    arrays = ArrayRecord({name: Array(value + 1) for name, value in strategy.task.weights.items()})
+    arrays = ArrayRecord({name: Array(value + 1) for name, value in strategy.setup.weights.items()})
     with pytest.raises(ConfigError, match="initial_arrays: expected the run config's initial weights"):
         strategy.start(grid("fedavg", tmp_path), arrays)
 
@@ -117,7 +117,7 @@ def test_clients_read_none_of_the_keys_that_only_the_server_has(tmp_path, monkey
     for name in registry.names():
         clients = grid(name, tmp_path / name, **few)
         assembled = assemble({**FLAT, **few, "method": name})
-        strategy = SepalStrategy(assembled.method, assembled.task)
+        strategy = SepalStrategy(assembled.method, assembled.setup)
         handle = clients._nodes[1]
 
         def spy(message, handle=handle):
@@ -137,4 +137,4 @@ def test_with_a_schedule_clients_and_server_agree_on_the_rounds_and_start_change
     assert "rounds\t4\t" in assembled.agreed
     assert "rounds\t" not in assemble({**keys, "schedule": "constant"}).agreed
     with pytest.raises(ConfigError, match="num_rounds: expected rounds = 4, which clients' schedule has, got 3"):
-        SepalStrategy(assembled.method, assembled.task).start(grid("fedavg", tmp_path), num_rounds=3)
+        SepalStrategy(assembled.method, assembled.setup).start(grid("fedavg", tmp_path), num_rounds=3)

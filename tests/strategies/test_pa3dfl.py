@@ -9,7 +9,7 @@ from sepal.models.decomposed import cut, initial_weights
 from sepal.models.weights import load_weights
 from sepal.storage.serialize import digest, digest_arrays
 from sepal.strategies.pa3dfl.client import mix
-from sepal.strategies.pa3dfl.contract import Shape
+from sepal.strategies.pa3dfl.contract import DecomposedShape
 from tests.strategies.baselines import Sent
 from tests.strategies.pa3dfl import CAPACITIES, Federation, arrays
 
@@ -191,7 +191,9 @@ def test_ties_take_the_least_alpha_and_no_validation_data_the_trained_model():
 
 
 def client_first(client):
-    return cut(initial_weights(Shape(client.task, 1.0).module(), 3), client.shape.general + client.shape.personal)
+    return cut(
+        initial_weights(DecomposedShape(client.setup, 1.0).module(), 3), client.shape.general + client.shape.personal
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- ablations
@@ -260,7 +262,7 @@ def test_kept_locally_nothing_personal_travels_and_clients_go_on_from_their_own(
     client = federation.hosts[1].algorithm
     again = client.received_weights(federation.states[1], federation.download(after, 1), federation.plan)
     np.testing.assert_array_equal(again["body.conv2.theta_v"], personal)
-    np.testing.assert_array_equal(again["global_head.bias"], federation.assembly.task.weights["fc2.bias"])
+    np.testing.assert_array_equal(again["global_head.bias"], federation.assembly.setup.weights["fc2.bias"])
 
 
 def test_flancs_decomposition_trains_at_mixed_widths():

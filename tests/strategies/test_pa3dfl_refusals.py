@@ -48,7 +48,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(keys, capacity, words):
 
 def send_first(flat, client):
     assembly = assemble(flat)
-    server = assembly.method.make_server(assembly.task)
+    server = assembly.method.make_server(assembly.setup)
     server.newcomer(server.init(), client, server.plan(1))
 
 

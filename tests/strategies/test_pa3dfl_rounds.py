@@ -157,13 +157,13 @@ def chosen(received, after, x, y):
 
 def of_method():
     """The server of the method and its two clients. The validation parts are such that α is never 0 or 1."""
-    task = assemble({**FLAT, **KEYS, "seed": SEED}).task
-    task = replace(task, layout=layout(make()), weights=FIRST, make=make, input_shape=(1, 4))
+    setup = assemble({**FLAT, **KEYS, "seed": SEED}).setup
+    setup = replace(setup, layout=layout(make()), weights=FIRST, make=make, input_shape=(1, 4))
     clients = {}
     for name, (capacity, examples) in CLIENTS.items():
         parts = [torch.from_numpy(part) for part in (*data(name, examples), *data(f"{name} validation 55", 20))]
-        clients[name] = Pa3dFLClient(task, Trainer(ClientInfo(name, examples, capacity), task.config, *parts, make))
-    return Pa3dFLServer(task), clients
+        clients[name] = Pa3dFLClient(setup, Trainer(ClientInfo(name, examples, capacity), setup.config, *parts, make))
+    return Pa3dFLServer(setup), clients
 
 
 def close(actual, expected):

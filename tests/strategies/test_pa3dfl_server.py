@@ -16,7 +16,7 @@ from sepal.server.downloads import most_message_bytes
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest, digest_arrays
 from sepal.strategies.assembly import assemble
-from sepal.strategies.pa3dfl.contract import Shape
+from sepal.strategies.pa3dfl.contract import DecomposedShape
 from sepal.strategies.pa3dfl.server import Pa3dFLServer
 from sepal.wire import decode
 from tests.strategies.baselines import Sent
@@ -33,7 +33,7 @@ def test_both_sides_compute_the_width_and_only_the_clients_width_travels():
         client = federation.hosts[number].algorithm
         assert client.shape.width == width
         payload = federation.server.download(state, client.trainer.client, federation.plan)
-        layout = Shape(federation.assembly.task, width).shared
+        layout = DecomposedShape(federation.assembly.setup, width).shared
         assert {name: tensor.shape for name, tensor in payload.tensors.items()} == {p.name: p.shape for p in layout}
         sizes.append(len(seal(payload).data))
     assert sizes[2] < sizes[1] < sizes[3] < sizes[0]
@@ -42,30 +42,30 @@ def test_both_sides_compute_the_width_and_only_the_clients_width_travels():
 def test_the_share_of_the_smallest_width_is_that_of_table_2():
     """CIFAR-100's CNN with 10 classes: 21,043 of 797,962 parameters at width 1/16, both heads counted: .0264."""
     federation = Federation([1.0])
-    task = federation.assembly.task
+    setup = federation.assembly.setup
     plain = models.build("cnn-cifar100-pa3dfl", (3, 32, 32), 10)
     paper_task = replace(
-        task,
+        setup,
         layout=models.layout(plain),
         make=lambda: models.build("cnn-cifar100-pa3dfl", (3, 32, 32), 10),
         input_shape=(3, 32, 32),
     )
-    assert Shape.of(paper_task, 1 / 256).share == pytest.approx(21_043 / 797_962, abs=1e-9)
+    assert DecomposedShape.of(paper_task, 1 / 256).share == pytest.approx(21_043 / 797_962, abs=1e-9)
 
 
 def test_an_honest_upload_is_within_the_limit_also_where_it_is_more_than_twice_the_model():
     """Short kernels and a small p_min: har-cnn of 36,806 entries at p_min = 1/64 sends 93,460 at width 1."""
     federation = Federation([1.0], **{"pa3dfl.least": 1 / 64})
     plain = models.build("har-cnn", (9, 128), 6)
-    task = replace(
-        federation.assembly.task,
+    setup = replace(
+        federation.assembly.setup,
         layout=models.layout(plain),
         make=lambda: models.build("har-cnn", (9, 128), 6),
         input_shape=(9, 128),
     )
-    sent = sum(part.size for part in Shape.of(task, 1.0).shared)
-    assert sent > 2 * sum(part.size for part in task.layout)
-    assert most_message_bytes(task) == 2 * 4 * sent + (64 << 10)
+    sent = sum(part.size for part in DecomposedShape.of(setup, 1.0).shared)
+    assert sent > 2 * sum(part.size for part in setup.layout)
+    assert most_message_bytes(setup) == 2 * 4 * sent + (64 << 10)
 
 
 def test_multiply_adds_count_a_recovered_weight_once_a_batch():
@@ -149,7 +149,7 @@ def test_embeddings_and_hypernetwork_appear_in_no_message_of_a_whole_run(monkeyp
     general = strategy.progress.server.general["body.conv1.theta_u"].ravel()
     assert general[:4].tobytes() in messages, "what does travel is found in this way"
     networks = [state.hypernetwork for state in states]
-    assert len(networks) == 2 * strategy.task.config.rounds
+    assert len(networks) == 2 * strategy.setup.config.rounds
     # a personal tensor at the start is its decoder's bias
     secrets = [array for hypernetwork in networks for array in hypernetwork.embeddings.values()]
     secrets += [
@@ -171,7 +171,7 @@ def test_a_download_holds_general_and_personal_tensors_alone_and_the_digest_cove
         for capacity in CAPACITIES:
             content = seal(server.download(state, ClientInfo(name, 10, capacity), plan))
             assert not content.scalars
-            specs = dense_specs(Shape.of(strategy.task, capacity).shared)
+            specs = dense_specs(DecomposedShape.of(strategy.setup, capacity).shared)
             assert list(decode(content.data, specs)) == [p.name for p in server.full.shared]
     contents = server.model(state)
     network = {f"hypernetwork/{name}" for name in state.hypernetwork.weights}

@@ -79,7 +79,7 @@ def test_at_full_budget_with_all_gates_at_one_it_is_fedavg_bit_for_bit(monkeypat
     for number in range(4):
         server, host = parts(number, **keys)
         fedavg = assemble({**{k: v for k, v in FLAT.items() if not k.startswith("pfedgate")}, "method": "fedavg"})
-        fedavg = assemble({**fedavg.task.config.flat(), "momentum": 0.9, "local-epochs": 1})
+        fedavg = assemble({**fedavg.setup.config.flat(), "momentum": 0.9, "local-epochs": 1})
         fedavg_host = build_host(Shared.around(fedavg, "cpu"), Node(number, 4), "run", ScratchStore())
         start = server.model(server.init())
         _, upload = host.algorithm.train(host.algorithm.init(), Payload(), Plan(1))
@@ -101,7 +101,7 @@ def test_at_full_budget_with_all_gates_at_one_it_is_fedavg_bit_for_bit(monkeypat
 def test_what_is_sent_is_exactly_what_changed(gating):
     """Despite momentum and weight decay, which would move masked weights."""
     client = alone(12, **{"pfedgate.gating": gating, "batch-size": 4, "momentum": 0.9, "weight-decay": 0.01})
-    start = dict(client.task.weights)
+    start = dict(client.setup.weights)
     client.trainer.network("gated-0.3", lambda: client.gated.module(0.3)).module.ever[:] = True  # of a client before it
     after, upload = client.train(client.init(), Payload(), Plan(1))
     on, blocks = upload.tensors["blocks"].mask(), client.blocks
@@ -164,10 +164,10 @@ def test_a_client_without_a_step_sends_nothing_and_keeps_the_first_gate():
     assert upload.tensors["blocks"].nnz == upload.tensors["delta"].nnz == 0
     first = client.gated.first_gate(0.3)
     assert all(np.array_equal(after.gate[name], first[name]) for name in first)
-    server = PFedGateServer(client.task)
+    server = PFedGateServer(client.setup)
     payload = unseal(seal(upload), server.upload_schema(server.init(), client.trainer.client, Plan(1)))
     state = server.aggregate(server.init(), Sent([Upload(client.trainer.client, payload)]), Plan(1))[0]
-    assert all(np.array_equal(state.weights[name], array) for name, array in client.task.weights.items())
+    assert all(np.array_equal(state.weights[name], array) for name, array in client.setup.weights.items())
 
 
 # The client
@@ -244,12 +244,12 @@ def test_by_default_every_weight_m_starts_at_one(gating, without):
     """The last layer before the sigmoid is 0, and 2·σ(0) = 1: the model is the plain one; the paper's M is near .5."""
     keys = {"pfedgate.gating": gating, "pfedgate.keep": 1.0, "pfedgate.without": without, "evaluate.shift": False}
     half, open_gate = (alone(12, **{**keys, "pfedgate.start": start}) for start in ("half", "one"))
-    x, weights = open_gate.trainer.x, open_gate.task.weights
+    x, weights = open_gate.trainer.x, open_gate.setup.weights
     module = open_gate._loaded(weights, open_gate.init())[1]
     gates, on = module.sparse_weights(x)
     assert on.all()
     assert torch.equal(gates, torch.ones_like(gates))
-    plain = open_gate.task.make()
+    plain = open_gate.setup.make()
     plain.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     torch.testing.assert_close(module.train()(x), plain(x))
     gates = half._loaded(weights, half.init())[1].sparse_weights(x)[0]
@@ -303,7 +303,7 @@ def test_shares_of_weights_and_of_multiply_adds_by_hand(gating):
 
 def test_a_novel_client_trains_its_gate_and_nothing_else():
     client = alone(20, **{"pfedgate.novel-epochs": 3, "local-epochs": 1, "momentum": 0.9, "weight-decay": 0.01})
-    start = {name: array + np.float32(0.01) for name, array in client.task.weights.items()}
+    start = {name: array + np.float32(0.01) for name, array in client.setup.weights.items()}
     download = Payload({name: whole(array) for name, array in start.items()})
     after = client.adapt(client.init(), download, Plan(4, novel=True))
     assert client.trainer.steps == 3 * 3, "three passes over 20 examples in batches of at most 8"

@@ -16,7 +16,7 @@ from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, Wir
 from sepal.method import ClientInfo, Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
-from sepal.strategies.pfedgate.contract import Gated
+from sepal.strategies.pfedgate.contract import GatedModels
 from sepal.strategies.pfedgate.server import PFedGateServer
 from sepal.study.method_checks.cases import RoundLog
 from sepal.wire import encode
@@ -25,9 +25,9 @@ from tests.scratch_store import ScratchStore
 from tests.strategies.pfedgate import BATCH, FLAT, alone, parts
 
 TASKS = {
-    "digits-cnn": assemble(FLAT).task,
-    "two rows": assemble({**FLAT, "model": "tests.strategies.pfedgate:two_rows"}).task,
-    "normed": assemble({**FLAT, "model": "tests.strategies.pfedgate:normed"}).task,
+    "digits-cnn": assemble(FLAT).setup,
+    "two rows": assemble({**FLAT, "model": "tests.strategies.pfedgate:two_rows"}).setup,
+    "normed": assemble({**FLAT, "model": "tests.strategies.pfedgate:normed"}).setup,
 }
 
 
@@ -46,12 +46,12 @@ TASKS = {
 def test_the_achieved_share_never_exceeds_the_budget(parts, keep, gating, cost, model, paths, solver, least, seed):
     keys = {"blocks": parts, "keep": keep, "gating": gating, "cost": cost, "paths": paths}
     keys |= {"solver": solver, "least": min(least, keep)}
-    task = TASKS[model]
-    task = replace(task, hyper=task.hyper.model_copy(update=keys))
-    gated = Gated(task)
+    setup = TASKS[model]
+    setup = replace(setup, hyper=setup.hyper.model_copy(update=keys))
+    gated = GatedModels(setup)
     module, blocks = gated.module(keep), gated.blocks(keep)
     random = torch.Generator().manual_seed(seed)
-    x = torch.randn(6, *task.input_shape, generator=random)
+    x = torch.randn(6, *setup.input_shape, generator=random)
     module.gate.linear.weight.data.copy_(torch.randn(module.gate.linear.weight.shape, generator=random) * 3)
     masks = [module.sparse_weights(x)[0].detach()]
     module.pool([x])
@@ -95,7 +95,7 @@ def test_a_run_reports_a_share_within_each_clients_budget():
 )
 def test_without_a_budget_a_client_has_half_or_its_capacity(keys, capacity, budget):
     flat = {key: value for key, value in FLAT.items() if key != "pfedgate.keep"}
-    server = PFedGateServer(assemble({**flat, **keys}).task)
+    server = PFedGateServer(assemble({**flat, **keys}).setup)
     assert server.gated.keep(ClientInfo("a", 5, capacity)) == budget
 
 
@@ -135,7 +135,7 @@ def test_by_batch_every_share_of_shift_is_evaluated():
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_keys_that_do_not_fit_are_refused_before_anything_is_trained(side, keys, words):
     assembly = assemble({**FLAT, **keys})
-    make = {"server": lambda: PFedGateServer(assembly.task), "client": lambda: alone(10, **keys)}[side]
+    make = {"server": lambda: PFedGateServer(assembly.setup), "client": lambda: alone(10, **keys)}[side]
     with pytest.raises(ConfigError, match=words):
         make()
 
@@ -155,12 +155,12 @@ def test_text_is_refused():
     from sepal import models
     from sepal.models.weights import initial_weights, layout
 
-    task = assemble(FLAT).task
+    setup = assemble(FLAT).setup
     make = lambda: models.build("embedding-linear", (20,), 2, 100)  # noqa: E731
-    text = replace(task, layout=layout(make()), weights=initial_weights(make(), 1), make=make, input_shape=(20,))
+    text = replace(setup, layout=layout(make()), weights=initial_weights(make(), 1), make=make, input_shape=(20,))
     for cost in ("weights", "multiply-adds"):
         with pytest.raises(ModelError, match=r"model: expected inputs that are numbers, .*\(Embedding\)"):
-            PFedGateServer(replace(text, hyper=task.hyper.model_copy(update={"cost": cost})))
+            PFedGateServer(replace(text, hyper=setup.hyper.model_copy(update={"cost": cost})))
 
 
 def bent(on, count, explicit=False):
@@ -204,7 +204,7 @@ def test_uploads_that_do_not_follow_the_contract_are_refused_by_name():
 def test_everything_may_be_always_on():
     """s_min = 1: each tensor is its first block, and nothing is left to cut."""
     assembly = assemble({"dataset": "digits", "method": "pfedgate", "pfedgate.least": 1.0, "pfedgate.keep": 1.0})
-    assembly.method.make_server(assembly.task).init()
+    assembly.method.make_server(assembly.setup).init()
 
 
 @pytest.mark.parametrize("without", ["none", "pre-norm", "post-norm", "sigmoid"])
@@ -230,7 +230,7 @@ def test_a_client_with_one_example_makes_no_step(without):
     host = build_host(Shared.around(assembly, "cpu"), Node(0, 2), "run", ScratchStore())
     trainer = host.algorithm.trainer
     trainer.x, trainer.y = trainer.x[:1], trainer.y[:1]
-    server = assembly.method.make_server(assembly.task)
+    server = assembly.method.make_server(assembly.setup)
     download = server.newcomer(server.init(), host.info, server.plan(1))
     host.algorithm.train(host.algorithm.init(), download, server.plan(1))
     assert trainer.steps == 0

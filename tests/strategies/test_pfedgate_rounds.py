@@ -48,10 +48,10 @@ def of_method(**keys):
         module.add_module("fc", nn.Linear(4, 2))
         return module
 
-    task = assemble({**FLAT, **KEYS, "seed": SEED, **keys}).task
-    task = replace(task, layout=layout(make()), weights=model("first"), make=make, input_shape=(4,))
+    setup = assemble({**FLAT, **KEYS, "seed": SEED, **keys}).setup
+    setup = replace(setup, layout=layout(make()), weights=model("first"), make=make, input_shape=(4,))
     x, y = torch.from_numpy(drawn(EXAMPLES, 4, about="x")), torch.arange(EXAMPLES) % 2
-    return PFedGateClient(task, Trainer(ClientInfo("c", EXAMPLES), task.config, x, y, x[:0], y[:0], make))
+    return PFedGateClient(setup, Trainer(ClientInfo("c", EXAMPLES), setup.config, x, y, x[:0], y[:0], make))
 
 
 class ByHand:

@@ -41,12 +41,12 @@ def flat_upload(federated, upload):
     tensors = upload.payload.tensors
     if "update" in tensors:
         return tensors["update"].positions(), tensors["update"].values
-    return Flat(trained(federated.task.layout)).gather(tensors)
+    return Flat(trained(federated.setup.layout)).gather(tensors)
 
 
 def gained(federated, before):
     """Update and residual of client 0, before anything was clipped."""
-    flat, state = Flat(trained(federated.task.layout)), federated.states[0]
+    flat, state = Flat(trained(federated.setup.layout)), federated.states[0]
     join = lambda part: part if isinstance(part, np.ndarray) else flat.join(part)  # noqa: E731
     model, base = (state.inner.model, state.held) if hasattr(state, "held") else (state.model, state.base)
     return join(model) - join(base) + join(before.residual)
@@ -88,9 +88,9 @@ def test_a_model_with_running_statistics_is_refused():
 def test_fedavg_sends_what_it_received_and_the_clipped_change():
     """Without noise: W + Δ · clip / ‖Δ‖, by hand from the model that the client keeps."""
     federated = federation("fedavg", noise=0.0)
-    flat, server = Flat(federated.task.layout), federated.server
+    flat, server = Flat(federated.setup.layout), federated.server
     upload = federated.trained(server.init(), 0, server.plan(1))
-    start, end = flat.join(federated.task.weights), flat.join(federated.states[0].model)
+    start, end = flat.join(federated.setup.weights), flat.join(federated.states[0].model)
     change = (end - start).astype(np.float64)
     assert np.linalg.norm(change) > 2 * CLIP, "nothing to clip"
     sent = np.concatenate([tensor.values for tensor in upload.payload.tensors.values()])
@@ -99,9 +99,9 @@ def test_fedavg_sends_what_it_received_and_the_clipped_change():
 
 def test_fedavg_sends_noise_on_every_entry():
     federated = federation("fedavg")
-    flat, server = Flat(federated.task.layout), federated.server
+    flat, server = Flat(federated.setup.layout), federated.server
     upload = federated.trained(server.init(), 0, server.plan(1))
-    start, end = flat.join(federated.task.weights), flat.join(federated.states[0].model)
+    start, end = flat.join(federated.setup.weights), flat.join(federated.states[0].model)
     sent = np.concatenate([tensor.values for tensor in upload.payload.tensors.values()])
     np.testing.assert_array_equal(sent, start + expected_release(end - start).noised)
     assert (sent != start).all()
@@ -130,7 +130,7 @@ def test_the_residual_is_the_clipped_part_that_was_not_sent_without_noise(method
     index, _ = flat_upload(federated, federated.trained(federated.server.init(), 0, federated.server.plan(1)))
     expected = expected_release(gained(federated, before)).clipped.copy()
     expected[index] = 0
-    flat, residual = Flat(trained(federated.task.layout)), federated.states[0].residual
+    flat, residual = Flat(trained(federated.setup.layout)), federated.states[0].residual
     np.testing.assert_array_equal(residual if method == "fedstc" else flat.join(residual), expected)
     assert np.linalg.norm(expected) > 0
 
@@ -141,7 +141,7 @@ def test_the_residual_is_clipped_with_the_update(method):
     federated = federation(
         method, noise=0.0, **{f"{method}.keep": 1.0}, **({"fedstc.ternary": False} if "stc" in method else {})
     )
-    server, flat = federated.server, Flat(trained(federated.task.layout))
+    server, flat = federated.server, Flat(trained(federated.setup.layout))
     large = np.full(flat.size, 1000 * CLIP, np.float32)
     from dataclasses import replace
 
@@ -197,4 +197,4 @@ def test_a_frozen_layer_is_never_noised_nor_sent(method, monkeypatch):
     assert not [name for name in server.model(state) if "embed" in name]
     (network,) = federated.shared.networks.values()
     for name in ("weight", "bias"):
-        np.testing.assert_array_equal(getattr(network.module.embed, name), federated.task.frozen[f"embed.{name}"])
+        np.testing.assert_array_equal(getattr(network.module.embed, name), federated.setup.frozen[f"embed.{name}"])

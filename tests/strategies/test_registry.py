@@ -48,8 +48,8 @@ def test_another_package_cannot_replace_a_method_of_ours(monkeypatch):
     [
         ("fedavgg", "method: expected fedavg, or another one of `sepal methods`, got fedavgg"),
         ("zzz", "method: expected one of fedavg, local, "),
-        ("fedamp.py", "method: expected fedamp:NAME, a module and the name in it of what register returns, got fedamp"),
-        ("./mine/fedamp.py", "method: expected mine.fedamp:NAME, a module"),
+        ("fedamp.py", "method: expected fedamp:NAME, where NAME is what `register` returned in that module"),
+        ("./mine/fedamp.py", "method: expected mine.fedamp:NAME, where NAME is"),
     ],
 )
 def test_an_unknown_method_is_one_line_with_the_likely_one_first(name, words):
@@ -89,10 +89,10 @@ def own_method(tmp_path, monkeypatch):
 
 def test_a_method_of_ones_own_code_needs_no_registration(own_method, tmp_path):
     assembly = assemble({"method": own_method, "ownmethod.mu": 0.5, "clients": 2, "rounds": 1})
-    assert assembly.task.hyper.mu == 0.5
-    assert assembly.task.config.method == own_method, "as it was given: workers and a run that goes on find it again"
+    assert assembly.setup.hyper.mu == 0.5
+    assert assembly.setup.config.method == own_method, "as it was given: workers and a run that goes on find it again"
     assert "ownmethod.mu\t0.5\trun config" in assembly.agreed
-    with RunDirectory(run_path(assembly.task.config, tmp_path), assembly, "test") as directory:
+    with RunDirectory(run_path(assembly.setup.config, tmp_path), assembly, "test") as directory:
         assert directory.path.name.startswith("ownmethod-digits-")
         stored = stored_config(directory.path)
     assert (stored["method"], stored["ownmethod.mu"]) == (own_method, 0.5)

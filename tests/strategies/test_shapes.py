@@ -99,6 +99,6 @@ def run(flat, directory):
     """Run with states that are written, and read again, each time; return the strategy and its result."""
     assembled = assemble(flat)
     clients = Clients(assembled, directory, limit=0)
-    strategy = SepalStrategy(assembled.method, assembled.task, agreed=assembled.agreed, settle=0.0)
+    strategy = SepalStrategy(assembled.method, assembled.setup, agreed=assembled.agreed, settle=0.0)
     nodes = {number + 1: partial(clients.answer, number) for number in range(2)}
     return strategy, strategy.start(InProcessGrid(nodes))

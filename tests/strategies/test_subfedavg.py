@@ -8,7 +8,7 @@ import pytest
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError
 from sepal.layout import Parameter, Role
-from sepal.method import ClientInfo, Task, Upload
+from sepal.method import ClientInfo, RunSetup, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.contract import Hyper
 from sepal.strategies.subfedavg.pruning import distance, floor, paper_cost, pruned_step
@@ -85,7 +85,7 @@ def test_a_step_by_percentile_takes_what_the_authors_code_takes():
             assert np.flatnonzero(after).tolist() == list(range(size - expected, size))
     assert pruned_step(score, masks, {"w": 11}, 0.1, "percentile")["w"].all(), "not beyond the target"
     algorithm = parts(**{"subfedavg.step-by": "percentile"})[1].algorithm
-    after = algorithm.candidate(algorithm.task.weights, algorithm.prunable.whole)
+    after = algorithm.candidate(algorithm.setup.weights, algorithm.prunable.whole)
     # of 144, 4608, 4096 and 320 distinct sizes, ⌈.1·(n - 1)⌉: 14.3, 460.7, 409.5 and 31.9, rounded up
     gone = {name: mask.size - mask.sum() for name, mask in after.items()}
     assert gone == {"conv1.weight": 15, "conv2.weight": 461, "fc1.weight": 410, "fc2.weight": 32}
@@ -132,10 +132,10 @@ def test_channels_of_odd_layers_reach_their_target_over_the_wire(cut):
 
 def tiny(**keys):
     """A server over w (2, 2) and b (2,), which starts at 9."""
-    config = assemble(FLAT).task.config
+    config = assemble(FLAT).setup.config
     layout = (Parameter("w", (2, 2), Role.WEIGHT), Parameter("b", (2,), Role.BIAS))
     weights = {p.name: np.full(p.shape, 9, np.float32) for p in layout}
-    return SubFedAvgServer(Task(layout, weights, config, Hyper(**keys)))
+    return SubFedAvgServer(RunSetup(layout, weights, config, Hyper(**keys)))
 
 
 def sent(server, name, before, mask, values, bias):
@@ -209,7 +209,7 @@ def test_with_one_epoch_the_default_distance_keeps_channels_from_their_target(mo
     for least, expected in ((Hyper().channel_distance, stops), (0.0, target)):
         algorithm = of_model(model, shape, **{"local-epochs": 1, "subfedavg.channel-distance": least})
         algorithm.accuracy = lambda weights, kept: 1.0
-        weights, kept = algorithm.task.weights, algorithm.prunable.whole
+        weights, kept = algorithm.setup.weights, algorithm.prunable.whole
         for _ in range(15):
             kept = algorithm.prune(weights, kept, kept)
         assert algorithm.prunable.channels_left(kept) == expected
@@ -226,7 +226,7 @@ def test_gates_open_at_equality():
     whole = algorithm.prunable.whole
     for accuracy, pruned in ((0.5, 917 / 9258), (0.499, 0)):
         algorithm.accuracy = lambda weights, kept, value=accuracy: value
-        after = algorithm.gated(algorithm.task.weights, whole, whole)
+        after = algorithm.gated(algorithm.setup.weights, whole, whole)
         assert algorithm.prunable.pruned(after) == pytest.approx(pruned)
 
 
@@ -234,7 +234,7 @@ def test_gates_open_at_equality():
 def test_the_gate_is_about_the_model_before_or_after_the_step(keys):
     """The paper tests before pruning, the authors' code after it: with the step's masks, and nothing else changed."""
     algorithm = parts(**{**keys, "subfedavg.accuracy": 0.5})[1].algorithm
-    weights, whole = algorithm.task.weights, algorithm.prunable.whole
+    weights, whole = algorithm.setup.weights, algorithm.prunable.whole
     last = algorithm.prunable.within(algorithm.candidate(weights, whole))
     masks, tested_models = algorithm.prunable.masks(last), []
     for of, expected in (("before", whole), ("after", last)):
@@ -267,7 +267,7 @@ def test_channels_are_ranked_by_size_over_all_layers_and_the_largest_of_each_sta
     algorithm = parts(**{**HYBRID, "subfedavg.step": 0.5})[1].algorithm
     small, large = np.linspace(0.01, 0.16, 16, dtype=np.float32), np.arange(1, 33, dtype=np.float32)
     small[3], large[5], large[20] = -0.5, -90, -0.9
-    weights = {**algorithm.task.weights, "norm1.weight": small, "norm2.weight": large}
+    weights = {**algorithm.setup.weights, "norm1.weight": small, "norm2.weight": large}
     after = algorithm.prunable.prune_channels(weights, algorithm.prunable.whole)
     assert np.flatnonzero(after["conv1"]).tolist() == [3]
     assert np.flatnonzero(~after["conv2"]).tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 20]
@@ -307,7 +307,7 @@ def test_a_client_without_validation_examples_does_not_prune():
     server, host = parts()
     trainer = host.algorithm.trainer
     trainer.x_validation, trainer.y_validation = trainer.x_validation[:0], trainer.y_validation[:0]
-    weights = dict(server.task.weights)
+    weights = dict(server.setup.weights)
     assert host.algorithm.accuracy(weights, host.algorithm.kept(host.algorithm.init())) == 0
 
 

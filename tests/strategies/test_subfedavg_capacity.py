@@ -33,14 +33,14 @@ class LastLine:
 
 
 def prunable(**keys):
-    return Prunable(assemble({**FLAT, **keys}).task)
+    return Prunable(assemble({**FLAT, **keys}).setup)
 
 
 def small(capacity, **keys):
     """A server algorithm and the host of a client of that capacity."""
     assembly = assemble({**FLAT, **keys})
     host = build_host(Shared.around(assembly, "cpu"), Node(0, 4, capacity=capacity), "run", ScratchStore())
-    return assembly.method.make_server(assembly.task), host
+    return assembly.method.make_server(assembly.setup), host
 
 
 def test_it_uses_capacity():
@@ -95,7 +95,7 @@ def test_a_client_of_the_hybrid_variant_that_fits_has_a_smaller_module():
     """
     server, host = small(0.3, **HYBRID, **SHUT)
     algorithm = host.algorithm
-    pruning, weights = algorithm.prunable, dict(server.task.weights)
+    pruning, weights = algorithm.prunable, dict(server.setup.weights)
     kept = pruning.fitted(weights, pruning.whole, 0.3)
     assert 0.2 < pruning.rest(kept) / pruning.rest(pruning.whole) <= 0.3
     assert 0.27 < 1 - pruning.pruned(kept) <= 0.3

@@ -169,7 +169,7 @@ def test_fedavg_ft_tunes_for_its_epochs_and_uploads_the_model_before():
     """
     keys = {"fedavg-ft.epochs": 3, "evaluate-every": 2}
     algorithm = client("fedavg-ft", **keys)
-    server = registry.get("fedavg-ft").make_server(algorithm.task)
+    server = registry.get("fedavg-ft").make_server(algorithm.setup)
     state = algorithm.init()
     for number, steps in ((1, 1), (2, 3), (3, 1), (4, 3)):
         received = np.array([0.1, 0, 0, 0]) * number

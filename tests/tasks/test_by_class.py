@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from sepal.report.by_class import class_sheet
+from sepal.report.by_class import class_table
 from sepal.report.page import render
 from sepal.study.comparison import read_comparison
 from sepal.tasks.builtin import classification, multilabel, regression, segmentation
@@ -61,10 +61,10 @@ def test_the_report_has_the_table_of_the_deployed_models_over_all_seeds(tmp_path
         for seed, counts in enumerate((first_seed, second_seed))
     ]
     comparison = read_comparison(places)
-    sheet = class_sheet(comparison.variants(""))
-    assert sheet.head == ("class", "examples", "recall, %", "precision, %", "F1, %")
+    text_table = class_table(comparison.variants(""))
+    assert text_table.head == ("class", "examples", "recall, %", "precision, %", "F1, %")
     # class 0: tp 8, fp 2, fn 1; class 1: tp 2, fp 2, fn 3; class 2: never predicted
-    assert sheet.rows == [
+    assert text_table.rows == [
         ["0", "9", "88.9", "80.0", "84.2"],
         ["1", "5", "40.0", "50.0", "44.4"],
         ["2", "2", "0.0", "–", "0.0"],
@@ -77,8 +77,8 @@ def test_the_counts_are_those_of_the_deployed_view(tmp_path):
     summary = json.loads((tmp_path / "kept" / "summary.json").read_text())
     summary["classes"] = {"trained": named(([9], [9], [9])), "kept": named(([3], [1], [1]))}
     (tmp_path / "kept" / "summary.json").write_text(json.dumps(summary))
-    sheet = class_sheet(read_comparison([str(tmp_path / "kept")]).variants(""))
-    assert sheet.rows == [["0", "4", "75.0", "75.0", "75.0"]]
+    text_table = class_table(read_comparison([str(tmp_path / "kept")]).variants(""))
+    assert text_table.rows == [["0", "4", "75.0", "75.0", "75.0"]]
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_the_counts_are_those_of_the_deployed_view(tmp_path):
 def test_counts_that_sepal_has_not_written_give_no_table(tmp_path, counts):
     good = with_classes(tmp_path / "good", 0, named(([3], [1], [1])))
     bad = with_classes(tmp_path / "bad", 1, counts)
-    assert class_sheet(read_comparison([good, bad]).variants("")) is None
+    assert class_table(read_comparison([good, bad]).variants("")) is None
 
 
 def test_several_variants_stand_beside_each_other(tmp_path):
     counts = named(([3, 2], [1, 2], [1, 2]))
     places = [with_classes(tmp_path / label, 0, counts, label) for label in ("fedavg-ft", "fedbabu")]
-    sheet = class_sheet(read_comparison(places).variants(""))
-    assert sheet.head[2:] == ("fedavg-ft\nrecall", "fedavg-ft\nF1", "fedbabu\nrecall", "fedbabu\nF1")
-    assert sheet.rows[1] == ["1", "4", "50.0", "50.0", "50.0", "50.0"]
+    text_table = class_table(read_comparison(places).variants(""))
+    assert text_table.head[2:] == ("fedavg-ft\nrecall", "fedavg-ft\nF1", "fedbabu\nrecall", "fedbabu\nF1")
+    assert text_table.rows[1] == ["1", "4", "50.0", "50.0", "50.0", "50.0"]

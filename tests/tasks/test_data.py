@@ -132,7 +132,7 @@ def test_an_npz_of_masks_is_learned_and_predicted(tmp_path, monkeypatch):
 
 def test_rules_that_deal_by_label_are_refused_without_labels(tmp_path):
     directory = write_csv(tmp_path / "houses", ["price"])
-    assert assemble(folder(directory, task="regression")).task.config.partition.name == "iid"
+    assert assemble(folder(directory, task="regression")).setup.config.partition.name == "iid"
     for key, value in (("partition.name", "dirichlet"), ("split.by", "time")):
         with pytest.raises(ConfigError, match=f"{key}: expected"):
             assemble(folder(directory, task="regression", **{key: value}))

@@ -18,9 +18,9 @@ from sepal.errors import ConfigError
 from sepal.protocol.types import Plan
 from sepal.report.page import render
 from sepal.report.sentences import headline as sentence
-from sepal.report.sheets import accuracy_sheet, conclusions, cost_sheet
+from sepal.report.text_tables import accuracy_table, conclusions, cost_table
 from sepal.server.accuracy import figures, view_figures
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord
 from sepal.server.status import Status
 from sepal.server.stopping import Stopping
@@ -67,7 +67,7 @@ def test_the_best_round_and_the_worst_decile_go_by_the_direction():
         replies = {"c": replace(REPLY, metrics={}, sums={"trained.sums": sums, "trained.validation-sums": sums})}
         return replace(first.record, round=number, replies=replies, full=True, ledger=(), novel=())
 
-    report = Report(scoring=scoring)
+    report = RunFigures(scoring=scoring)
     for number, error in enumerate((3.0, 1.0, 2.0), 1):
         report = report.plus(record(number, error))
     assert (report.best["trained"].round, report.best["trained"].mean) == (2, 1.0)
@@ -75,13 +75,13 @@ def test_the_best_round_and_the_worst_decile_go_by_the_direction():
 
 def test_a_client_without_a_value_is_left_out_of_the_mean():
     assembled = assemble({"dataset": "own", "own.shape": "2", "own.classes": 2, "metric": "auroc", "model": "har-mlp"})
-    learning = assembled.task.learning
+    task = assembled.setup.task
     torch.manual_seed(0)
-    undefined = learning.sums(torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
-    defined = learning.sums(torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
-    figures = view_figures([{"kept.sums": undefined}, {"kept.sums": defined}], "kept", "", learning.scoring)
+    undefined = task.sums(torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
+    defined = task.sums(torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
+    figures = view_figures([{"kept.sums": undefined}, {"kept.sums": defined}], "kept", "", task.scoring)
     assert figures["clients"] == 1
-    assert figures["mean"] == learning.scoring.value(defined)
+    assert figures["mean"] == task.scoring.value(defined)
 
 
 def test_another_metric_of_a_classification_is_measured_by_sums():
@@ -115,13 +115,13 @@ def test_tables_and_frontiers_take_the_lower_error_for_better(tmp_path):
     comparison = read_comparison(paths)
     variants = comparison.variants("")
     good, bad = comparison.labels
-    assert accuracy_sheet(variants).head[0] == "rmse, mmol/l"
-    assert accuracy_sheet(variants).rows[0][1] == "5.033 ± 0.03333"
-    assert "5.25 mmol/l\ntrained" in cost_sheet(variants).head[4], "5 % worse than the best"
+    assert accuracy_table(variants).head[0] == "rmse, mmol/l"
+    assert accuracy_table(variants).rows[0][1] == "5.033 ± 0.03333"
+    assert "5.25 mmol/l\ntrained" in cost_table(variants).head[4], "5 % worse than the best"
     assert sentence(comparison, "").startswith(f"{good} is best of 2: 5.033 mmol/l with 0.0009 MB, clearly below")
     places = frontier(entries(variants), comparison.measure)
     assert [(point.entry.label, point.frontier) for point in places] == [(good, True), (bad, False)]
-    assert cost_sheet(variants).head[6] == f"MB to\nwithin 1\n% of\n{good}"
+    assert cost_table(variants).head[6] == f"MB to\nwithin 1\n% of\n{good}"
     assert f"{good}: better than {bad} (-10" in next(conclusions(comparison, ""))
     assert "Mmol/l of deployed models" in next(conclusions(comparison, ""))
     page = render(comparison)
@@ -167,7 +167,7 @@ def test_the_figures_of_a_server_name_the_metric():
 def test_a_run_ends_when_its_error_has_stopped_falling():
     scoring = regression((10,), 1, "kg").scoring
     assembled = assemble({**DIABETES, "method": "fedavg", "rounds": 99, "stop-after": 2, "evaluate-every": 1})
-    stopping = Stopping.of(assembled.task.config, assembled.method, Plan, scoring)
+    stopping = Stopping.of(assembled.setup.config, assembled.method, Plan, scoring)
     for number, error in enumerate([5.0, 4, 3, 2, 1, *[1.0] * 40], 1):
         sums = (4.0, 1.0, 4 * error**2, 4.0, 4 * error, 4.0, 4 * error**2, 30.0, 10.0, 4.0)
         replies = {"c": replace(REPLY, metrics={}, sums={"received.validation-sums": sums})}

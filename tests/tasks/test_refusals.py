@@ -19,7 +19,7 @@ from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.protocol.messages import Content, read_reply, version, write_reply
 from sepal.server.answers import check_reply
 from sepal.strategies.assembly import assemble
-from sepal.tasks import LearningTask, Metric, Scoring, Targets
+from sepal.tasks import Metric, Scoring, Targets, Task
 from sepal.tasks.builtin import regression
 from sepal.tasks.learning import LABELS, PER_EXAMPLE
 from sepal.tasks.scoring import BY_ACCURACY
@@ -108,7 +108,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(more, words):
 def test_adaptive_inference_needs_classes():
     assembled = assemble({**DIABETES, "method": "dmpfl", "dmpfl.adaptive-inference": True})
     with pytest.raises(ConfigError, match=r"dmpfl\.adaptive-inference: expected false for the task regression"):
-        assembled.method.make_server(assembled.task)
+        assembled.method.make_server(assembled.setup)
 
 
 def test_fedem_needs_a_loss_for_each_example(monkeypatch):
@@ -132,7 +132,7 @@ def huber(shape, numbers):
 
     metric = Metric("within-half", 2, within, lambda sums: sums[0] / sums[1])
     loss = nn.functional.huber_loss
-    return LearningTask(
+    return Task(
         "huber",
         Targets((numbers,), floating=True),
         (numbers,),
@@ -175,10 +175,10 @@ def test_the_pages_own_task_is_one(tmp_path, monkeypatch):
     code = text.split("```python\n")[1].split("```")[0]
     (tmp_path / "task_of_the_page.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    learning = assemble(
-        {**DIABETES, "target-unit": "", "own.classes": 1, "task": "task_of_the_page:Task", "method": "subfedavg"}
-    ).task.learning
-    assert learning.scoring.measure.axis == "within-half, %"
+    task = assemble(
+        {**DIABETES, "target-unit": "", "own.classes": 1, "task": "task_of_the_page:counts", "method": "subfedavg"}
+    ).setup.task
+    assert task.scoring.measure.axis == "within-half, %"
     assert tomllib.loads((ROOT / "examples" / "tasks" / "diabetes.toml").read_text())["task"] == "regression"
 
 

@@ -131,12 +131,12 @@ def test_targets_that_are_all_alike_are_predicted_as_they_are():
 def test_a_run_begun_before_the_key_goes_on_without_scaling(tmp_path):
     directory = write(tmp_path / "data", "diabetes")
     flat = {"method": "fedavg", "dataset": "folder", "data-dir": str(directory), "task": "regression"}
-    assert assemble(flat).task.config.target_scale == "client"
-    assert assemble(flat).task.config.clip_gradient == 5, "standardised targets have gradients of one size"
-    begun = assemble(as_begun(flat)).task.config
+    assert assemble(flat).setup.config.target_scale == "client"
+    assert assemble(flat).setup.config.clip_gradient == 5, "standardised targets have gradients of one size"
+    begun = assemble(as_begun(flat)).setup.config
     assert (begun.target_scale, begun.clip_gradient) == ("none", 0)
-    assert assemble({**flat, "folder.standardize": False}).task.config.target_scale == "none"
-    assert assemble(DIABETES).task.config.target_scale == "none", "own inputs are as the user scales them"
+    assert assemble({**flat, "folder.standardize": False}).setup.config.target_scale == "none"
+    assert assemble(DIABETES).setup.config.target_scale == "none", "own inputs are as the user scales them"
 
 
 def test_own_arrays_are_standardised_when_asked_for():

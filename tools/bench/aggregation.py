@@ -56,8 +56,8 @@ def whole_step(uploads: Any) -> float:
     from sepal.strategies.fedpse.server import FedPSEServer
 
     zeros = {p.name: np.zeros(p.shape, np.float32) for p in FLAT.layout}
-    task = assemble({"method": "fedpse", "dataset": "digits", "fedpse.keep": KEEP}).task
-    server = FedPSEServer(replace(task, layout=FLAT.layout, weights=zeros))
+    setup = assemble({"method": "fedpse", "dataset": "digits", "fedpse.keep": KEEP}).setup
+    server = FedPSEServer(replace(setup, layout=FLAT.layout, weights=zeros))
     begun = time.monotonic()
     server.aggregate(server.init(), uploads, Plan(1))
     return time.monotonic() - begun

@@ -26,9 +26,9 @@ def _run(clients: int, queue: Any) -> None:
     from sepal.wire.tensors import whole
 
     assembly = assemble({"method": "fedavg", "dataset": "digits", "rounds": 2, "evaluate-every": 0})
-    config = assembly.task.config.model_copy(update={"clients": clients})
+    config = assembly.setup.config.model_copy(update={"clients": clients})
     layout = (Parameter("w", (ENTRIES,), Role.WEIGHT),)
-    task = replace(assembly.task, layout=layout, weights={"w": np.zeros(ENTRIES, np.float32)}, config=config)
+    setup = replace(assembly.setup, layout=layout, weights={"w": np.zeros(ENTRIES, np.float32)}, config=config)
 
     def answer(message: Message) -> Message:
         """Answer as a client without data or training, which sends its number."""
@@ -46,7 +46,7 @@ def _run(clients: int, queue: Any) -> None:
             reply = replace(reply, download=digest, version=reached)
         return Message(write_reply(reply, content), reply_to=message)
 
-    strategy = SepalStrategy(FedAvg, task)
+    strategy = SepalStrategy(FedAvg, setup)
     strategy.start(InProcessGrid(dict.fromkeys(range(1, clients + 1), answer)))
     mean = strategy.progress.server.weights["w"][0]
     queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, float(mean)))

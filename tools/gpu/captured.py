@@ -20,7 +20,7 @@ from sepal.config import RunConfig
 from sepal.protocol.types import ClientInfo, Weights
 from sepal.training.hooks import Hooks
 from sepal.training.network import Network
-from sepal.training.programs import Pending, Programs, recorder
+from sepal.training.programs import PendingSteps, Programs, recorder
 from sepal.training.stacked import Job
 from sepal.training.trainer import Trainer
 from tools.bench.batch import Rounds
@@ -87,7 +87,7 @@ def round_of(clients: Sequence[Trainer], slots: Sequence[StreamSlot] | None, wei
     return captured if slots else usual
 
 
-def _begin(trainer: Trainer, slot: StreamSlot, weights: Weights) -> Pending:
+def _begin(trainer: Trainer, slot: StreamSlot, weights: Weights) -> PendingSteps:
     trainer.networks = slot.networks
     with slot.on():
         network = trainer.network()

@@ -36,7 +36,7 @@ def main() -> None:
     watch_no_channels()
     threading.stack_size(256 * 1024)
     assembly = assemble(json.loads(config))
-    weights = dict(assembly.task.weights)
+    weights = dict(assembly.setup.weights)
     facts = {"weights": digest_arrays(weights), "config": assembly.agreed}
     rng = np.random.default_rng(int(first))
     # A small step from the first weights: the server's guard takes weights of any other size for divergence.

@@ -24,7 +24,7 @@ FILES = (FOLDER, HUB)
 PLAIN = FolderSettings()
 
 
-class Reader(Protocol):
+class FormatReader(Protocol):
     """Interface of a module or object that reads one format."""
 
     files: Callable[[Path], list[Path] | None]
@@ -110,7 +110,7 @@ def version(name: str, data_dir: str | Path) -> str:
     return _state(_reader(name).files(directory) or [], directory)
 
 
-def _reader_and_directory(name: str, data_dir: str | Path) -> tuple[Reader, Path]:
+def _reader_and_directory(name: str, data_dir: str | Path) -> tuple[FormatReader, Path]:
     """Return a data set's reader and the directory of its files."""
     reader = _reader(name)
     if name == FOLDER and not str(data_dir):
@@ -118,12 +118,12 @@ def _reader_and_directory(name: str, data_dir: str | Path) -> tuple[Reader, Path
     return reader, reachable(data_directory(data_dir))
 
 
-def _reader(name: str) -> Reader:
+def _reader(name: str) -> FormatReader:
     if name not in _READERS:
         raise DataError("dataset", f"one of {', '.join(source_names())}", suggest(name, name, source_names()))
     module, _, member = _READERS[name].partition(":")
     reader_module: Any = importlib.import_module(f"sepal.data.sources.{module}")
-    reader: Reader = getattr(reader_module, member) if member else reader_module
+    reader: FormatReader = getattr(reader_module, member) if member else reader_module
     return reader
 
 
@@ -162,7 +162,7 @@ def folder_key(name: str, folder: FolderSettings) -> tuple[str, ...]:
     return (folder.model_dump_json(),) if name in FILES else ()
 
 
-def _read(reader: Reader, name: str, directory: Path, folder: FolderSettings) -> Source:
+def _read(reader: FormatReader, name: str, directory: Path, folder: FolderSettings) -> Source:
     return reader.read(directory, folder) if name in FILES else reader.read(directory)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import Source
-from sepal.data.sources.images import Look, from_cell
+from sepal.data.sources.images import ImageFormat, from_cell
 from sepal.data.sources.reading import Unpacked, reading
 from sepal.errors import DataError
 
@@ -29,7 +29,7 @@ _WHERE = "femnist/{train,test}/*.json (LEAF), or femnist/*.parquet (flwrlabs/fem
 SIDE = 28  # pixels
 
 
-class _Rows(NamedTuple):
+class _FemnistRows(NamedTuple):
     x: NDArray[np.uint8]  # (n, 28, 28)
     y: NDArray[np.int64]  # (n,)
     writer: NDArray[Any]  # (n,) of strings
@@ -65,7 +65,7 @@ def _json(home: Path, part: str) -> list[Path]:
     return sorted((home / part).glob("*.json"))
 
 
-def _leaf(path: Path) -> Iterator[_Rows]:
+def _leaf(path: Path) -> Iterator[_FemnistRows]:
     """Yield the rows of each writer in one of LEAF's files."""
     with reading(str(path), "LEAF's JSON with users and user_data"):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ def _leaf(path: Path) -> Iterator[_Rows]:
             yield _checked(f"{path} {writer}", np.round(x * 255).astype(np.uint8), y, np.full(len(y), writer))
 
 
-def _parquet(path: Path) -> Iterator[_Rows]:
+def _parquet(path: Path) -> Iterator[_FemnistRows]:
     """Yield the rows of a Parquet file in batches."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -100,15 +100,15 @@ def _parquet(path: Path) -> Iterator[_Rows]:
 
 
 def _image(key: str, cell: Any) -> NDArray[Any]:
-    image = from_cell(key, cell, Look(channels=1))
+    image = from_cell(key, cell, ImageFormat(channels=1))
     if image.shape != (SIDE, SIDE):
         raise DataError(key, "an image of 28 × 28", image.shape)
     return image
 
 
-def _checked(key: str, x: NDArray[np.uint8], y: NDArray[np.int64], writer: NDArray[Any]) -> _Rows:
+def _checked(key: str, x: NDArray[np.uint8], y: NDArray[np.int64], writer: NDArray[Any]) -> _FemnistRows:
     if x.shape != (len(y), 28, 28):
         raise DataError(key, f"{len(y)} images of 28 × 28", x.shape)
     if y.min() < 0 or y.max() > 61:
         raise DataError(key, "classes from 0 to 61", f"{y.min()} to {y.max()}")
-    return _Rows(x, y, writer)
+    return _FemnistRows(x, y, writer)

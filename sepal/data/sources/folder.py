@@ -40,8 +40,8 @@ from sepal.data.catalogue import default_model
 from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
 from sepal.data.locations import home_of
-from sepal.data.schema import FILE, Schema, classes_of, reading, schema_of
-from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, Look, check_alike, counted, left_out, read_example
+from sepal.data.schema import FILE, TableSchema, classes_of, reading, schema_of
+from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, ImageFormat, check_alike, counted, left_out, read_example
 from sepal.data.sources.kinds import alike_but_case
 from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import LABEL, TARGET, Roles, Table, count_gaps, read_table
@@ -180,7 +180,7 @@ def _csv(path: Path, keys: FolderSettings) -> Source:
 def source_of_table(path: Path, table: Table, keys: FolderSettings) -> Source:
     """Return the examples of a CSV file."""
     names = table.names if task_of(keys) == CLASSIFICATION else ()
-    schema = Schema(label=",".join(table.label), client=table.person, classes=names, column=table.columns)
+    schema = TableSchema(label=",".join(table.label), client=table.person, classes=names, column=table.columns)
     return table_of(str(path), [(table.x, table.y)], table.people, table.names, schema, keys, table.notes)
 
 
@@ -189,7 +189,7 @@ def table_of(
     parts: Sequence[tuple[NDArray[Any], Any]],
     people: NDArray[Any] | None,
     names: Sequence[str],
-    schema: Schema,
+    schema: TableSchema,
     keys: FolderSettings,
     notes: tuple[str, ...] = (),
     validation: tuple[NDArray[Any], Any] | None = None,
@@ -226,7 +226,9 @@ def info_of_schema(keys: FolderSettings) -> DatasetInfo:
         expected = "the names of the classes, also where they are numbers: there is a schema and no table to count them"
         raise DataError("folder.classes", expected, "none")
     classified = task == CLASSIFICATION
-    schema = Schema(label=",".join(labels), client=roles.person, classes=names if classified else (), column=columns)
+    schema = TableSchema(
+        label=",".join(labels), client=roles.person, classes=names if classified else (), column=columns
+    )
     info = _info(np.empty((0, len(schema.inputs))), len(names) if classified else len(labels), bool(roles.person))
     facts: dict[str, Any] = {"columns": schema.inputs, "schema": schema.text(), "table": keys.standardize}
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
@@ -339,12 +341,12 @@ def _read_part(
 ) -> tuple[tuple[NDArray[Any], Labels], list[DataError]]:
     """Return the examples of a directory of classes, and the errors of the files that are left out."""
     arrays, labels, bad = [], [], list[DataError]()
-    look = Look(keys.size, keys.channels)
+    image_format = ImageFormat(keys.size, keys.channels)
     unpacked = Unpacked(str(home), sum(path.stat().st_size for folder in folders for path in _members(folder.path)))
     for folder in folders:
         for path in _members(folder.path):
             try:
-                arrays.append(read_example(path, look))
+                arrays.append(read_example(path, image_format))
             except DataError as error:
                 if keys.on_bad_file == "error":
                     expected = f'{error.expected} (folder.on-bad-file = "skip" leaves out what cannot be read)'

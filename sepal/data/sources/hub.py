@@ -31,10 +31,10 @@ from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
 from sepal.data.locations import data_directory, downloads_allowed, reachable
-from sepal.data.schema import Column, Schema
+from sepal.data.schema import Column, TableSchema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
-from sepal.data.sources.images import Look, check_alike, from_cell
+from sepal.data.sources.images import ImageFormat, check_alike, from_cell
 from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
@@ -194,10 +194,10 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
         raise DataError("hf.person", "no test part, as each person's own is held out (hf.test)", hub.test)
     check_width(key, len(train.names))
     columns = hub.columns or _inputs(train, hub)
-    look = Look(keys.size, keys.channels)
+    image_format = ImageFormat(keys.size, keys.channels)
     names = keys.names or _names(train, hub.label) if task == CLASSIFICATION else ()
     pairs = {
-        name: (_x(f"{key} {name}", part, columns, look), _y(f"{key} {name}", part, hub.label, names, train))
+        name: (_x(f"{key} {name}", part, columns, image_format), _y(f"{key} {name}", part, hub.label, names, train))
         for name, part in parts.items()
     }
     validation = pairs.get(hub.validation)
@@ -213,7 +213,7 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
             if keys.missing == "refuse":
                 refuse_gaps(f"{key} {name}", x, kinds)
         both = [pairs[name] for name in (hub.train, hub.test) if name in pairs]
-        source = table_of(key, both, people, names, Schema(column=kinds), keys, notes, validation)
+        source = table_of(key, both, people, names, TableSchema(column=kinds), keys, notes, validation)
     else:
         facts: dict[str, Any] = {"names": names, "task": task, "notes": notes, "validation": validation}
         source = source_of(key, pairs[hub.train], pairs.get(hub.test), people, **facts)
@@ -253,7 +253,7 @@ def _names(part: Part, label: str) -> tuple[str, ...]:
     return tuple(sorted({text for text in part.cells(label) if text is not None})) if part.is_text(label) else ()
 
 
-def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]:
+def _x(key: str, part: Part, columns: Sequence[str], image_format: ImageFormat) -> NDArray[Any]:
     """Return the inputs: images as pixels, an array's column as float64 or int64, and otherwise a row of numbers."""
     if _is_table(part, columns):
         for name in columns:
@@ -266,7 +266,7 @@ def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]
         cells = enumerate(cell.as_py() for cell in part.column(name))
         unpacked, arrays = Unpacked(key, part.table.nbytes), []
         for row, cell in cells:
-            arrays.append(from_cell(f"{key}, row {row}, column {name}", cell, look))
+            arrays.append(from_cell(f"{key}, row {row}, column {name}", cell, image_format))
             unpacked.add(arrays[-1].nbytes)
         check_alike(key, arrays)
         return np.stack(arrays)

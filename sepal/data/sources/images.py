@@ -34,7 +34,7 @@ SCAN = b"\xff\xda"  # begins a scan
 NAMED, KINDS = 3, 4  # files and kinds of files that a message names, at most
 
 
-class Look(NamedTuple):
+class ImageFormat(NamedTuple):
     """What image files are brought to.
 
     Attributes:
@@ -46,29 +46,29 @@ class Look(NamedTuple):
     channels: Literal["auto", 1, 3] = "auto"
 
 
-AS_IS = Look()
+AS_IS = ImageFormat()
 
 
-def read_example(path: Path, look: Look = AS_IS) -> NDArray[Any]:
+def read_example(path: Path, image_format: ImageFormat = AS_IS) -> NDArray[Any]:
     """Return one example: an image, (H, W) or (H, W, 3), or the array of a .npy file, which is never changed.
 
     Raises:
         DataError: The file cannot be read.
     """
-    return _image(path, look) if path.suffix.lower() in IMAGES else load_array(path)
+    return _image(path, image_format) if path.suffix.lower() in IMAGES else load_array(path)
 
 
-def _image(path: Path, look: Look) -> NDArray[Any]:
+def _image(path: Path, image_format: ImageFormat) -> NDArray[Any]:
     with reading(str(path), IMAGE):
         check_regular(path)
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise DataError(str(path), f"{IMAGE} of at most {MOST_BYTES:,} bytes", "more")
-    return decoded(str(path), content, look)
+    return decoded(str(path), content, image_format)
 
 
-def from_cell(key: str, cell: Any, look: Look = AS_IS) -> NDArray[Any]:
+def from_cell(key: str, cell: Any, image_format: ImageFormat = AS_IS) -> NDArray[Any]:
     """Return the image in a cell of a table, ``{"bytes": …, "path": …}``, as :func:`decoded`. The path is not opened.
 
     Raises:
@@ -79,10 +79,10 @@ def from_cell(key: str, cell: Any, look: Look = AS_IS) -> NDArray[Any]:
         named = isinstance(cell, dict) and cell.get("path") is not None
         got = "a path, which is never opened" if named else "nothing"
         raise DataError(key, "the bytes of a PNG or JPEG image", got)
-    return decoded(key, content, look)
+    return decoded(key, content, image_format)
 
 
-def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
+def decoded(key: str, content: bytes, image_format: ImageFormat = AS_IS) -> NDArray[Any]:
     """Return the image in the bytes of a PNG or JPEG file as pixels, (H, W) or (H, W, 3), as :func:`as_array`.
 
     It is upright: a JPEG's EXIF data may say how far to rotate its pixels.
@@ -98,7 +98,7 @@ def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as stored:
                 _check_scans(key, content, stored)
-                return as_array(key, stored, look)
+                return as_array(key, stored, image_format)
         except UnidentifiedImageError:
             got = f"{len(content):,} bytes that are none" if content else "an empty file"
             raise DataError(key, IMAGE, got) from None
@@ -115,7 +115,7 @@ def _check_scans(key: str, content: bytes, stored: Any) -> None:
         raise DataError(key, f"a JPEG image of this size with at most {most:,} scans", f"{scans:,}")
 
 
-def as_array(key: str, stored: Any, look: Look) -> NDArray[Any]:
+def as_array(key: str, stored: Any, image_format: ImageFormat) -> NDArray[Any]:
     """Return a PIL image as pixels, (H, W) or (H, W, 3): uint8; of 16-bit grey, uint16. Black is 0 in both.
 
     Raises:
@@ -135,13 +135,13 @@ def as_array(key: str, stored: Any, look: Look) -> NDArray[Any]:
             image = ImageOps.exif_transpose(stored)
         _check_mode(key, image)
         if image.mode in GREY_16:
-            return _grey_16(key, image, look)
+            return _grey_16(key, image, image_format)
         modes = ["L" if image.mode in ("1", "L") else "RGB"]
-        if look.channels != "auto":
-            modes.append("L" if look.channels == 1 else "RGB")
+        if image_format.channels != "auto":
+            modes.append("L" if image_format.channels == 1 else "RGB")
         for mode in modes:
             image = image if image.mode == mode else image.convert(mode)
-        return np.asarray(_fitted(image, look))
+        return np.asarray(_fitted(image, image_format))
 
 
 def _check_mode(key: str, image: Any) -> None:
@@ -155,25 +155,25 @@ def _check_mode(key: str, image: Any) -> None:
         raise DataError(key, "an image without transparency, flattened onto a background", "transparent pixels")
 
 
-def _fitted(image: Any, look: Look) -> Any:
+def _fitted(image: Any, image_format: ImageFormat) -> Any:
     """Return a PIL image, scaled and cut around its centre; bilinear over all pixels that a smaller one covers."""
     from PIL import Image, ImageOps
 
-    return ImageOps.fit(image, look.size[::-1], Image.Resampling.BILINEAR) if look.size else image
+    return ImageOps.fit(image, image_format.size[::-1], Image.Resampling.BILINEAR) if image_format.size else image
 
 
-def _grey_16(key: str, image: Any, look: Look) -> NDArray[np.uint16]:
+def _grey_16(key: str, image: Any, image_format: ImageFormat) -> NDArray[np.uint16]:
     """Return an image of 16-bit grey, whose pixels PIL's own conversions would cut off at 255."""
     low, high = image.getextrema()
     if low < 0 or high > PIXELS["uint16"]:
         raise DataError(key, "an image of at most 16 bits", f"grey from {low} to {high}")
     pixels = np.asarray(image).astype(np.uint16)
-    if look.size:
+    if image_format.size:
         from PIL import Image
 
-        floats = np.asarray(_fitted(Image.fromarray(pixels.astype(np.float32)), look))
+        floats = np.asarray(_fitted(Image.fromarray(pixels.astype(np.float32)), image_format))
         pixels = np.clip(np.rint(floats), 0, PIXELS["uint16"]).astype(np.uint16)
-    return np.repeat(pixels[..., None], 3, axis=2) if look.channels == 3 else pixels
+    return np.repeat(pixels[..., None], 3, axis=2) if image_format.channels == 3 else pixels
 
 
 def check_alike(key: str, arrays: Sequence[NDArray[Any]]) -> None:

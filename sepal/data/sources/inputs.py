@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from sepal.config.data import split_names
 from sepal.data.examples import PIXELS
-from sepal.data.schema import Schema
-from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
+from sepal.data.schema import TableSchema
+from sepal.data.sources.images import AS_IS, EXAMPLES, ImageFormat, check_alike, left_out, read_example
 from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import Roles, read_table
 from sepal.errors import DataError, one_line
@@ -38,8 +38,8 @@ def read_inputs(
     path: Path,
     classes: Sequence[str] = (),
     shape: tuple[int, ...] = (),
-    look: Look | None = None,
-    schema: Schema | None = None,
+    image_format: ImageFormat | None = None,
+    schema: TableSchema | None = None,
     numbers: bool = False,
     fill: bool = False,
 ) -> Inputs:
@@ -50,7 +50,7 @@ def read_inputs(
             example; or a directory of these, whose sub-directories may be named like classes.
         classes: Names of the classes.
         shape: The shape of one example as the model takes it; tells one example from many.
-        look: What image files are brought to; None: as they are.
+        image_format: What image files are brought to; None: as they are.
         schema: How the model takes a table; None: as in the file. Other columns are ignored.
         numbers: Whether targets are those of another task than classification.
         fill: Whether the model takes missing numbers of a table, NaN.
@@ -64,7 +64,7 @@ def read_inputs(
     if path.suffix == ".npz":
         return _read_npz(path, numbers)
     if path.suffix == ".csv":
-        schema = schema or Schema()
+        schema = schema or TableSchema()
         roles = Roles(split_names(schema.label), schema.client, (), schema.column, classes, numbers)
         table = read_table(path, roles, fill=fill)
         ignored = f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}"
@@ -73,7 +73,7 @@ def read_inputs(
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
-    pairs, bad = _read_all(files, look or AS_IS)
+    pairs, bad = _read_all(files, image_format or AS_IS)
     if not pairs:
         raise bad[0]
     read, arrays = zip(*pairs, strict=True)
@@ -86,13 +86,15 @@ def read_inputs(
     return Inputs(named, np.stack(arrays), truth, left_out(bad, key=""))
 
 
-def _read_all(files: Sequence[Path], look: Look) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
+def _read_all(
+    files: Sequence[Path], image_format: ImageFormat
+) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
     """Return the files that can be read with their examples, and the errors of the others."""
     examples, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
     unpacked = Unpacked(str(files[0].parent), sum(file.stat().st_size for file in files))
     for file in files:
         try:
-            examples.append((file, read_example(file, look)))
+            examples.append((file, read_example(file, image_format)))
         except DataError as error:
             bad.append(error)
         else:

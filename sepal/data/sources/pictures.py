@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.data.examples import PIXELS
-from sepal.data.sources.images import EXAMPLES, FILES, Look, as_array, check_alike, read_example
+from sepal.data.sources.images import EXAMPLES, FILES, ImageFormat, as_array, check_alike, read_example
 from sepal.data.sources.inputs import Inputs, bytes_shapes, name_of
 from sepal.errors import DataError
 
 PICTURE = "a PIL image, a path, or an array (H, W) or (H, W, C), uint8 or uint16"
 
 
-def read_pictures(data: Any, shape: tuple[int, ...], look: Look) -> Inputs | None:
+def read_pictures(data: Any, shape: tuple[int, ...], image_format: ImageFormat) -> Inputs | None:
     """Return pictures as their files would be read; None if ``data`` is other data.
 
     Args:
@@ -25,7 +25,7 @@ def read_pictures(data: Any, shape: tuple[int, ...], look: Look) -> Inputs | Non
             list the path of an image or a .npy file; or such an array (n, H, W[, C]). Three axes are one picture if the
             last has at most 4 entries, unless those are grey images of the model's size.
         shape: The shape of one example as the model takes it. Arrays of this size and these channels are not changed.
-        look: What the others are brought to.
+        image_format: What the others are brought to.
 
     Raises:
         DataError: A picture is none, cannot be read, or has another shape than the others.
@@ -33,7 +33,7 @@ def read_pictures(data: Any, shape: tuple[int, ...], look: Look) -> Inputs | Non
     pictures = _listed(data, shape)
     if pictures is None:
         return None
-    arrays = [_read(number, picture, shape, look) for number, picture in enumerate(pictures)]
+    arrays = [_read(number, picture, shape, image_format) for number, picture in enumerate(pictures)]
     check_alike("data", arrays)
     names = [name_of(Path(entry).name) if isinstance(entry, str | Path) else str(n) for n, entry in enumerate(pictures)]
     return Inputs(names, np.stack(arrays), None)
@@ -71,14 +71,14 @@ def _has_pixels(item: Any) -> bool:
     return str(getattr(item, "dtype", "")).removeprefix("torch.") in PIXELS
 
 
-def _read(number: int, picture: Any, shape: tuple[int, ...], look: Look) -> npt.NDArray[Any]:
+def _read(number: int, picture: Any, shape: tuple[int, ...], image_format: ImageFormat) -> npt.NDArray[Any]:
     key = f"data, picture {number}"
     if isinstance(picture, str | Path):
         if Path(picture).suffix.lower() not in EXAMPLES:
             raise DataError(key, FILES, str(picture))
-        return read_example(Path(picture), look)
+        return read_example(Path(picture), image_format)
     if _is_image(picture):
-        return as_array(key, picture, look)
+        return as_array(key, picture, image_format)
     array = np.asarray(picture)
     if not _is_picture(picture, shape) or not array.size:
         raise DataError(key, PICTURE, f"{array.dtype} {array.shape}" if array.ndim else type(picture).__name__)
@@ -90,4 +90,4 @@ def _read(number: int, picture: Any, shape: tuple[int, ...], look: Look) -> npt.
         image = Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
     except (TypeError, ValueError):
         raise DataError(key, PICTURE, f"{array.dtype} {array.shape}") from None
-    return as_array(key, image, look)
+    return as_array(key, image, image_format)

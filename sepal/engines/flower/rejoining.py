@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,32 +25,53 @@ from sepal.storage.home import private_home
 
 LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
 ENDING = 10.0  # seconds that the process of before may take to end
-ALIVE, BEAT = (
-    "alive",
-    10.0,
-)  # file of a client's home, and the most seconds before it is written again while a node runs
+ALIVE = "alive"  # file of a client's home
+BEAT = 10.0  # the most seconds before it is written again while a node runs
 REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
 
 
-def stay(
-    client: str,
-    node_config: dict[str, Scalar],
-    address: str,
-    credentials: NodeCredentials | None,
-    cold: bool,
-    poll: float,
-    allow_code: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
-    tell_command: Callable[[str], None] = lambda line: None,
-    show: Callable[[str], None] = lambda line: None,
-    metrics: str = "",
-    verbose: bool = False,
-) -> None:
-    """Keep a SuperNode running; with ``metrics``, serve its figures there (:func:`sepal.operation.figures.serve`).
+def _ignore(line: str) -> None:
+    """Show nothing."""
 
-    Its output goes to ``node.log``; ``tell`` is called with Sepal's lines of it, with ``verbose`` with all. The file
-    ``alive`` beside it says ``running`` or ``waiting``, and is never older than three minutes: for probes, which
-    then need no port that others reach, too.
+
+@dataclass(frozen=True)
+class JoinedClient:
+    """What `sepal join` keeps running: the SuperNode of one client, and who is told of it.
+
+    Attributes:
+        client: The client's name.
+        node_config: The keys of the node.
+        address: HOST:PORT of the server.
+        credentials: For TLS and a registered key; None for plain text.
+        cold: Start a new process for each message, as Flower's own SuperNode does.
+        poll: Longest pause between two polls for a message, in seconds.
+        allow_code: Whether app bundles with code are run.
+        metrics: ``[HOST:]PORT`` at which its figures are served (:func:`sepal.operation.figures.serve`); empty: none.
+        verbose: Whether ``show`` gets all lines of the SuperNode's log, not only Sepal's.
+        tell: Called with each line about the process itself.
+        tell_command: Called with each command line before it is run.
+        show: Called with lines of the SuperNode's log.
+    """
+
+    client: str
+    node_config: Mapping[str, Scalar]
+    address: str
+    credentials: NodeCredentials | None = None
+    cold: bool = False
+    poll: float = 3.0
+    allow_code: bool = False
+    metrics: str = ""
+    verbose: bool = False
+    tell: Callable[[str], None] = _ignore
+    tell_command: Callable[[str], None] = _ignore
+    show: Callable[[str], None] = _ignore
+
+
+def stay(joined_client: JoinedClient) -> None:
+    """Keep a SuperNode running.
+
+    Its output goes to ``node.log``. The file ``alive`` beside it says ``running`` or ``waiting``, and is never older
+    than three minutes: for probes, which then need no port that others reach, too.
 
     Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
     48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
@@ -64,25 +86,36 @@ def stay(
         ConfigError: As in :func:`wait_until_welcome`; or another process keeps this client running.
         FlowerError: The SuperNode still ends with an error, and has no key or has never joined.
     """
+    client, credentials, tell = joined_client.client, joined_client.credentials, joined_client.tell
     deadline, pause, rejoining, joined = time.monotonic() + LAPSE, AGAIN, False, False
     home = private_home() / "clients" / client
     with (
         alone(home, f"client {client}", depth=2, patience=ENDING),
-        Flower(home, directory=Path.cwd(), tell=tell_command) as flower,
+        Flower(home, directory=Path.cwd(), tell=joined_client.tell_command) as flower,
     ):
         if orphans := flower.take_over(home / "processes"):
             tell(f"sepal: ended {orphans} processes of a `sepal join` that was killed")
         file, alive = flower.home / "node.log", flower.home / ALIVE
-        lines = Lines(file, show, verbose)
+        lines = Lines(file, joined_client.show, joined_client.verbose)
         tell(f"sepal: log of the SuperNode: {file}")
-        if metrics:
-            serve_figures(flower, client, metrics)
+        if joined_client.metrics:
+            serve_figures(flower, client, joined_client.metrics)
         while True:
             beat = partial(alive.write_text, "waiting\n")
-            wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell, beat)
+            patience = LAPSE if rejoining else REGISTERED
+            wait_until_welcome(joined_client.address, credentials, patience, rejoining, tell, beat)
             clear(flower.home)
             began = time.monotonic()
-            node = flower.start_node(client, node_config, address, lines, credentials, cold, poll, allow_code)
+            node = flower.start_node(
+                client,
+                joined_client.node_config,
+                joined_client.address,
+                lines,
+                credentials,
+                joined_client.cold,
+                joined_client.poll,
+                joined_client.allow_code,
+            )
             code = _ended(node, partial(alive.write_text, "running\n"))
             beat()
             again = code in RESTARTABLE

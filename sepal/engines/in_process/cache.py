@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sepal.client_app.state_store import DiskStateStore, Origin, Stored
+from sepal.client_app.state_store import DiskStateStore, Stored, VersionOrigin
 from sepal.protocol.messages import Content
 from sepal.storage.serialize import flatten
 
@@ -124,10 +124,10 @@ class CachedStore:
         """Return None: no reply is lost in process, so none is kept. Asked again, a client trains again."""
         return None
 
-    def origin(self, version: str) -> Origin | None:
+    def origin(self, version: str) -> VersionOrigin | None:
         """Return None: in process, lost states are trained again from the last checkpoint."""
 
-    def save(self, version: str, stored: Stored, origin: Origin | None = None) -> None:
+    def save(self, version: str, stored: Stored, origin: VersionOrigin | None = None) -> None:
         """Keep the version and the two before it, without the upload; discard older ones in memory."""
         stored = replace(stored, request=f"{stored.request.partition('|')[0]}|upload not kept", content=Content())
         base = self._cache.get(self._name, self._base) if self._base else None

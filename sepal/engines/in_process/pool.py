@@ -47,7 +47,7 @@ class WorkerSetup:
     level: int = logging.WARNING  # of the lines that are logged
 
 
-def serve(connection: Connection, setup: WorkerSetup) -> None:
+def serve(connection: Connection, worker: WorkerSetup) -> None:
     """Answer requests until told to stop or until the parent ends: the main function of a worker process.
 
     Separate threads receive requests and send replies, so that the worker need not wait for the parent.
@@ -55,11 +55,11 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     enter_run()
     user_modules.enable()
-    os.environ["OMP_NUM_THREADS"] = str(setup.assembly.task.config.threads)
+    os.environ["OMP_NUM_THREADS"] = str(worker.assembly.setup.config.threads)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     outbox: SimpleQueue[tuple[Any] | None] = SimpleQueue()
-    lines = _collect_log(setup.level)
-    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
+    lines = _collect_log(worker.level)
+    clients = Clients(worker.assembly, worker.directory, worker.limit, worker.device, worker.batch)
     stopped = Event()
     Thread(target=_receive_all, args=(connection, inbox, stopped), daemon=True).start()
     sender = Thread(target=_send_all, args=(connection, outbox, lines), daemon=True)
@@ -117,9 +117,9 @@ class Pool:
         self._home: dict[int, int] = {}
         self._connections: list[Connection] = []
         self._processes = []
-        for setup in setups:
+        for worker in setups:
             parent_end, child_end = Pipe()
-            self._processes.append(processes.start(serve, child_end, setup, daemon=True))
+            self._processes.append(processes.start(serve, child_end, worker, daemon=True))
             child_end.close()
             self._connections.append(parent_end)
         self._queues: list[deque[tuple[int, Message]]] = [deque() for _ in range(workers)]

@@ -151,7 +151,7 @@ def run_in_process(
     Raises:
         SepalError: As in :meth:`SepalStrategy.start`.
     """
-    config = assembly.task.config
+    config = assembly.setup.config
     check_clients(config)
     workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
     devices = spread(config.device, config.gpus, workers)
@@ -190,7 +190,7 @@ def _run(
     flush: Callable[[], None],
 ) -> SepalStrategy:
     kept = FlushedStore(store, flush) if store else _InMemory(flush)
-    strategy = SepalStrategy(assembly.method, assembly.task, kept, observers, settle=0.0, agreed=assembly.agreed)
+    strategy = SepalStrategy(assembly.method, assembly.setup, kept, observers, settle=0.0, agreed=assembly.agreed)
     strategy.start(grid)
     return strategy
 

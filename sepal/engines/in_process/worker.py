@@ -39,8 +39,8 @@ class Clients:
     ) -> None:
         self._shared = Shared.around(assembly, device)
         if batch > 1:
-            self._shared.meeting = Meeting(assembly.task.config.threads)
-        self._shared.programs = programs_for(self._shared.device, assembly.task.config.engine.capture)
+            self._shared.meeting = Meeting(assembly.setup.config.threads)
+        self._shared.programs = programs_for(self._shared.device, assembly.setup.config.engine.capture)
         self._directory, self._limit = directory, limit
         self._cache: StateCache | None = None  # created when the first message names the run
         self._hosts: dict[int, ClientHost] = {}  # the one used last is the last
@@ -67,7 +67,7 @@ class Clients:
 
     def _node(self, number: int) -> Node:
         assembly = self._shared.assembly
-        return Node(number, assembly.task.config.clients).named(assembly)
+        return Node(number, assembly.setup.config.clients).named(assembly)
 
     def _host(self, node: Node, message: Message) -> ClientHost:
         host = self._drop(node.partition) or self._build(node, message)

@@ -33,7 +33,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sepal.method.compression.client import ClientState, CompressedClient
-from sepal.method.interface import Compression, Method, Task
+from sepal.method.interface import Compression, Method, RunSetup
 
 if TYPE_CHECKING:
     from sepal.config import RunConfig
@@ -72,17 +72,17 @@ class Compressed(Method):
         """Type of the client algorithm's state."""
         return with_inner(ClientState, self.inner.client_state)
 
-    def make_server(self, task: Task) -> CompressedServer:
-        """Return the server algorithm for ``task``."""
+    def make_server(self, setup: RunSetup) -> CompressedServer:
+        """Return the server algorithm for ``setup``."""
         from sepal.method.compression.server import CompressedServer
 
-        return CompressedServer(self.inner.make_server(task), task, self.how, self.server_state)
+        return CompressedServer(self.inner.make_server(setup), setup, self.how, self.server_state)
 
-    def make_client(self, task: Task, trainer: Any) -> CompressedClient:
-        """Return the client algorithm for ``task``, over its own data."""
-        open_privacy = type(task.config.privacy)()  # the update is clipped and noised once, here
-        plain = replace(task, config=task.config.model_copy(update={"privacy": open_privacy}))
-        return CompressedClient(self.inner.make_client(plain, trainer), task, trainer, self.how, self.client_state)
+    def make_client(self, setup: RunSetup, trainer: Any) -> CompressedClient:
+        """Return the client algorithm for ``setup``, over its own data."""
+        open_privacy = type(setup.config.privacy)()  # the update is clipped and noised once, here
+        plain = replace(setup, config=setup.config.model_copy(update={"privacy": open_privacy}))
+        return CompressedClient(self.inner.make_client(plain, trainer), setup, trainer, self.how, self.client_state)
 
 
 def with_compression(method: Method, config: RunConfig, hyper: Any) -> Method:

@@ -11,7 +11,7 @@ from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
 from sepal.method.compression.updates import UPDATE, WEIGHTS, compress, less, plus, without
-from sepal.method.interface import Compression, Task
+from sepal.method.interface import Compression, RunSetup
 from sepal.method.tensors import dense, dense_specs
 from sepal.protocol.types import Payload, Plan, Predictor, Schema, SpecLike
 from sepal.wire.tensors import TensorSpec, ValueCoding, Values
@@ -41,14 +41,14 @@ class CompressedClient:
         kind: Type of the state.
     """
 
-    def __init__(self, inner: Any, task: Task, trainer: Any, how: Compression, kind: type) -> None:
-        self.inner, self.task, self.trainer, self.how, self.kind = inner, task, trainer, how, kind
-        self.coding = ValueCoding(task.config.values)
+    def __init__(self, inner: Any, setup: RunSetup, trainer: Any, how: Compression, kind: type) -> None:
+        self.inner, self.setup, self.trainer, self.how, self.kind = inner, setup, trainer, how, kind
+        self.coding = ValueCoding(setup.config.values)
         self.flat, self.fixed = Flat(trained(inner.shared())), statistics(inner.shared())
 
     def init(self) -> Any:
         """Start from W_0 with a residual of 0."""
-        model = self.flat.join(self.task.weights)
+        model = self.flat.join(self.setup.weights)
         return self.kind(model, np.zeros(model.size, np.float32), inner=self.inner.init())
 
     def download_schema(self, state: Any, plan: Plan) -> Schema:
@@ -88,7 +88,7 @@ class CompressedClient:
         trained_weights = self.flat.join({p.name: upload.tensors[p.name].dense() for p in self.flat.layout})
         released = self.trainer.release(trained_weights - model + state.residual, plan.round)
         update = compress(released.noised, self.how, self.coding)
-        private = self.task.config.privacy.clip > 0
+        private = self.setup.config.privacy.clip > 0
         rest = without(released.clipped, update.positions()) if private else less(released.noised, update)
         fixed = {p.name: upload.tensors[p.name] for p in self.fixed}
         after = replace(state, inner=inner, held=model, residual=rest, round=plan.round - 1)

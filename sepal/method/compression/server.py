@@ -13,7 +13,7 @@ from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
 from sepal.method.compression.updates import UPDATE, WEIGHTS, compress, plus
-from sepal.method.interface import Compression, Task
+from sepal.method.interface import Compression, RunSetup
 from sepal.method.tensors import dense, dense_specs
 from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Upload, Uploads, Weights
 from sepal.wire.tensors import SparseTensor, TensorSpec, ValueCoding, Values, at
@@ -72,14 +72,14 @@ class CompressedServer:
         kind: Type of the state.
     """
 
-    def __init__(self, inner: Any, task: Task, how: Compression, kind: type) -> None:
-        self.inner, self.task, self.how, self.kind = inner, task, how, kind
-        self.coding = ValueCoding(task.config.values)
+    def __init__(self, inner: Any, setup: RunSetup, how: Compression, kind: type) -> None:
+        self.inner, self.setup, self.how, self.kind = inner, setup, how, kind
+        self.coding = ValueCoding(setup.config.values)
         self.flat, self.fixed = Flat(trained(inner.shared())), statistics(inner.shared())
 
     def init(self) -> Any:
         """Start from W_0 without a residual."""
-        model, inner = self.flat.join(self.task.weights), self.inner.init()
+        model, inner = self.flat.join(self.setup.weights), self.inner.init()
         return self.kind(model, np.zeros(model.size, np.int32), inner=inner)
 
     def plan(self, round: int) -> Plan:

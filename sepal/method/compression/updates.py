@@ -38,6 +38,6 @@ def without(vector: Values, index: Index) -> Values:
 
 def plus(vector: Values, update: SparseTensor) -> Values:
     """Return ``vector`` plus an update, in float32: the same bits on the server and on every client."""
-    moved, index = vector.copy(), update.positions()
-    moved[index] += update.dense()[index]
-    return moved
+    updated, index = vector.copy(), update.positions()
+    updated[index] += update.dense()[index]
+    return updated

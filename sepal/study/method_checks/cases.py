@@ -19,7 +19,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.protocol.types import Payload
 from sepal.server.ledger import LedgerEntry
 from sepal.server.observer import Observer
-from sepal.server.report import Report
+from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore
 from sepal.server.strategy import SepalStrategy
@@ -70,12 +70,12 @@ class RoundLog:
         self.lines.append(line)
         self.records.append(record)
 
-    def closed(self, progress: RunState, report: Report) -> None:
+    def closed(self, progress: RunState, report: RunFigures) -> None:
         """Do nothing."""
 
 
 class Stop(BaseException):
-    """The server's process is gone: nothing may catch this."""
+    """Stands for the end of the server's process; nothing may catch it."""
 
 
 class StopAfter(RoundLog):
@@ -111,7 +111,7 @@ class FinishedRun:
 
     Attributes:
         start: Its state before the first round.
-        digest: Of the server's state in ``start``, then.
+        digest: Digest of the server's state in ``start``, taken before the first round.
     """
 
     strategy: SepalStrategy
@@ -183,7 +183,7 @@ class Case:
     def first_training(self, **keys: Any) -> FirstTraining:
         """Train client 2 in round 1."""
         assembly = self.assembly(**keys)
-        server = assembly.method.make_server(assembly.task)
+        server = assembly.method.make_server(assembly.setup)
         host = build_host(Shared.around(assembly, "cpu"), Node(2, CLIENTS), "run", ScratchStore())
         plan = server.plan(1)
         download = server.newcomer(server.init(), host.info, plan)

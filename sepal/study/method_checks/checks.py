@@ -51,7 +51,7 @@ def require(condition: bool, key: str, expected: str, got: object) -> None:
     """Raise unless ``condition``.
 
     Raises:
-        CheckError: With the three others.
+        CheckError: It does not hold; the error has the other three arguments.
     """
     if not condition:
         raise CheckError(key, expected, got)
@@ -157,7 +157,7 @@ def state_survives_the_disk(case: Case) -> None:
 
 
 def smaller_values_make_fewer_bytes(case: Case, values: str = "fp16") -> None:
-    """Two bytes a value instead of four show in two rounds: nothing is sent in full behind the run's back.
+    """With two bytes a value instead of four, two rounds send fewer bytes: nothing else is sent in full.
 
     Where an upload holds no such values (signs, masks, nothing at all), the key must change nothing.
     """
@@ -228,7 +228,7 @@ def handed_in_stays(case: Case) -> None:
     """
     run = case.finished()
     expected = "to write into no array that the method is handed (copy it first)"
-    after, before = run.strategy.task.weights, case.assembly().task.weights
+    after, before = run.strategy.setup.weights, case.assembly().setup.weights
     require(digest_arrays(after) == digest_arrays(before), "the run's first weights", expected, "they have changed")
     require(digest(run.start.server) == run.digest, "the server's first state", expected, "it has changed")
     first = case.first

@@ -108,17 +108,17 @@ class RunProcesses:
 
     def __init__(self, out: Path, scratch: Path, workers: int, display: Display) -> None:
         self._out, self._scratch, self._workers, self._display = out, scratch, workers, display
-        self._going: list[_Going] = []
+        self._going: list[_RunProcess] = []
 
-    def start(self, run: PlannedRun, beside: int) -> _Going:
+    def start(self, run: PlannedRun, at_a_time: int) -> _RunProcess:
         """Start a run."""
-        share = self._workers or max(1, cores() // beside)
+        share = self._workers or max(1, cores() // at_a_time)
         going = _start(as_begun(run, self._out), self._out, self._scratch, share)
         self._going.append(going)
         self._display.begin(run)
         return going
 
-    def ended(self, going: Iterable[_Going]) -> list[_Going]:
+    def ended(self, going: Iterable[_RunProcess]) -> list[_RunProcess]:
         """Return those that have ended, or wait for a moment, and show the runs' newest rounds."""
         if done := [task for task in going if not task.process.is_alive()]:
             return done
@@ -185,20 +185,20 @@ def _check_data(runs: Sequence[PlannedRun]) -> None:
 
 
 @dataclass(frozen=True)
-class _Going:
+class _RunProcess:
     """A run's process, and the end of the pipe whose closing would end it."""
 
     process: BaseProcess
     lifeline: Connection
 
 
-def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> _Going:
+def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> _RunProcess:
     lifeline, child_end = Pipe()
     keys = {**run.keys, "out": str(out)}
     log = scratch / run.name
     process = processes.start(child.run, child_end, log, keys, workers, environment={"NO_COLOR": "1"})
     child_end.close()
-    return _Going(process, lifeline)
+    return _RunProcess(process, lifeline)
 
 
 def _last_line(log: Path) -> str:

@@ -10,7 +10,7 @@ from sepal.errors import SepalError
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.run_keys import Value, flatten_tables
 
-ONE_RATE = "one learning rate for all methods: differences may be the rate's; `tune = true` searches for each"
+ONE_RATE = "all methods have the same learning rate, which may explain differences; `tune = true` searches one for each"
 
 
 def completed(keys: Mapping[str, Value]) -> tuple[RunConfig, tuple[str, ...]]:
@@ -38,7 +38,7 @@ def _parsed(keys: Mapping[str, Value]) -> tuple[RunConfig, Settings]:
 
 
 def data_notes(runs: Sequence[PlannedRun]) -> list[str]:
-    """Return what each of the runs would say of its data, such as which files are left out, once.
+    """Return the notes that the runs have about their data, such as which files are left out, each note once.
 
     A report, which may be given away, does not have these lines: they name the user's own files.
 

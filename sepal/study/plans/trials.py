@@ -81,7 +81,7 @@ def _numbers(values: Sequence[Value]) -> list[float]:
 def _best(plan: PlanFile, block: PlanBlock, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
     """Return the values of the best cell, the first in a tie; None while a trial is missing.
 
-    Beside a calibrated rate: of the cells within a standard error of the best, the one with the nearest rate.
+    If a rate is calibrated: the cell with the rate nearest to it, of those within a standard error of the best.
     """
     if not runs:
         return None

@@ -6,7 +6,7 @@ validation accuracy of the model that the method deploys.
 
 Without ``[grid]``, the learning rate is searched: five values around the one that is calibrated for the method, the
 data and the model. Of the values that are within one standard error of the best, the one nearest to the calibrated rate
-is chosen (Breiman et al., "Classification and Regression Trees", 1984, section 3.4.3, have the simplest there): two
+is chosen (Breiman et al., "Classification and Regression Trees", 1984, section 3.4.3, choose the simplest there): two
 seeds cannot tell such values apart, and the calibration had more. A method whose own settings name a key of the grid
 keeps its value.
 """

@@ -46,10 +46,10 @@ def write_run(
     count = len(accuracies)
     flat = {"method": method, "dataset": "digits", "clients": count, "rounds": 2, "seed": seed, **keys}
     assembly = assemble(flat)
-    task = assembly.task
+    setup = assembly.setup
     from sepal.config import flatten
 
-    config = {**task.config.flat(), "name": path.name, **flatten(task.hyper, f"{method}.")}
+    config = {**setup.config.flat(), "name": path.name, **flatten(setup.hyper, f"{method}.")}
     path.mkdir(parents=True)
     (path / "config.toml").write_text(tomli_w.dumps(config))
     if about:

@@ -15,8 +15,8 @@ from sepal.report.charts import figures as charts
 from sepal.report.data import datasets
 from sepal.report.files import by_variant, write_csv
 from sepal.report.markdown import write_markdown
-from sepal.report.sheets import conclusions, difference_sheet, legend, remarks
 from sepal.report.tables import print_comparison
+from sepal.report.text_tables import conclusions, difference_table, legend, remarks
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.model import PlannedRun
 from sepal.study.statistics import mean_rise, rise
@@ -218,11 +218,11 @@ def test_of_one_difference_there_is_one_interval(tmp_path, seeds, over, figures)
     """Clients differ by the same: over them the interval is 0, and it must not stand beside that of the conclusion."""
     concluded = conclusions_of(tmp_path, seeds, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5])
     comparison = read_comparison([str(tmp_path)])
-    sheet = difference_sheet(comparison, "")
-    assert sheet.head[0].startswith(f"paired difference over {over},")
-    assert sheet.rows[0][1] == figures
+    text_table = difference_table(comparison, "")
+    assert text_table.head[0].startswith(f"paired difference over {over},")
+    assert text_table.rows[0][1] == figures
     assert (figures in concluded[0]) == (seeds == 3)
     (reading,) = (chart.reading for chart in charts(comparison, datasets(comparison)) if chart.name == "pairs")
     assert f"with the 95 % interval over {over}." in reading
-    assert ("a guide, no test" in reading) == (seeds == 1)
+    assert ("a guide and no test" in reading) == (seeds == 1)
     assert ("standard deviation over seeds" in legend(comparison)) == (seeds == 3)

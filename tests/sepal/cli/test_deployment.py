@@ -121,7 +121,7 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
 )
 def test_a_client_with_files_of_its_own_has_no_number_unless_one_is_given(here, monkeypatch, options, part):
     node_configs = []
-    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: node_configs.append(node_config))
+    monkeypatch.setattr(rejoining, "stay", lambda joined_client: node_configs.append(joined_client.node_config))
     done = sepal("join", "127.0.0.1:9092", "--name", "site", *options)
     assert done.exit_code == 0, done.output
     assert {key: value for key, value in node_configs[0].items() if key in ("partition-id", "num-partitions")} == part
@@ -213,7 +213,7 @@ def test_a_second_process_of_a_client_is_refused_before_it_touches_its_home(tmp_
     app.mkdir(parents=True, mode=0o700)
     refused = pytest.raises(ConfigError, match="SEPAL_HOME: expected a directory of its own for each client site, got")
     with alone(tmp_path / "clients" / "site"), refused:
-        rejoining.stay("site", {}, "127.0.0.1:1", None, False, 3.0)
+        rejoining.stay(rejoining.JoinedClient("site", {}, "127.0.0.1:1"))
     assert app.exists()
 
 
@@ -288,7 +288,7 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path,
     monkeypatch.setattr(rejoining.time, "monotonic", lambda: nodes.now)
     monkeypatch.setattr(rejoining.time, "sleep", lambda seconds: None)
     with pytest.raises(ends):
-        rejoining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
+        rejoining.stay(rejoining.JoinedClient("site", {}, "127.0.0.1:1", credentials))
     assert nodes.started == len(codes) + (ends is Interrupted)
     assert (tmp_path / rejoining.ALIVE).read_text() == ("running\n" if ends is Interrupted else "waiting\n")
     assert not (tmp_path / "apps").exists(), "a kill may have left a bundle half unpacked"

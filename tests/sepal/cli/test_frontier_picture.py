@@ -13,9 +13,9 @@ pytest.importorskip("altair", reason="the extra report is not installed")
 
 from sepal.cli.comparing import _write_pages
 from sepal.report.frontier import HEIGHT, WIDTH, Panels, picture
+from sepal.report.frontier_rows import standing_rows
 from sepal.report.markdown import write_markdown
 from sepal.report.page import write_picture
-from sepal.report.places import of_places
 from sepal.study.comparison import read_comparison
 from sepal.tasks.scoring import ACCURACY
 from tests.sepal.cli.runs_for_tests import write_run
@@ -47,9 +47,9 @@ def test_an_axis_is_logarithmic_from_more_than_ten_times():
     """On one from 0 to 12.5 MB, 1 MB is at 8 % of the width."""
     corners = STAIRS.search(picture(Panels({"x": four(10)}), "light"))[1]
     assert corners.startswith(f"M0,300L{WIDTH * 0.08},300L")
-    rows = [row["x"] for row in of_places(four(10), ACCURACY, wide=False)]
+    rows = [row["x"] for row in standing_rows(four(10), ACCURACY, wide=False)]
     assert rows == [0, 1, 10, 10, 12.5]
-    assert next(of_places(four(10), ACCURACY, wide=True))["x"] == 0.8
+    assert next(standing_rows(four(10), ACCURACY, wide=True))["x"] == 0.8
 
 
 def test_a_long_name_is_whole():
@@ -79,7 +79,9 @@ def test_thirteen_names_are_apart_in_every_panel():
 def test_bars_are_a_standard_deviation_or_what_is_given():
     by_seeds = FrontierEntry("a", 1, {0: 0.5, 1: 0.7})  # .6 ± .1414
     with_interval = FrontierEntry("b", 2, {0: 0.8}, interval=(0.7, 0.85))
-    rows = [(row["low"], row["high"]) for row in of_places(frontier([by_seeds, with_interval]), ACCURACY, wide=False)]
+    rows = [
+        (row["low"], row["high"]) for row in standing_rows(frontier([by_seeds, with_interval]), ACCURACY, wide=False)
+    ]
     assert rows == [(45.86, 74.14), (70.0, 85.0), (70.0, 85.0)]
 
 

@@ -14,7 +14,7 @@ from sepal.cli import inspecting as commands
 from sepal.cli.main import app
 from sepal.config import RunConfig
 from sepal.data import inspecting
-from sepal.data.schema import Column, Schema, read_schema, written
+from sepal.data.schema import Column, TableSchema, read_schema, written
 from sepal.errors import ConfigError, SepalError
 from sepal.strategies.assembly import assemble
 
@@ -175,11 +175,11 @@ def test_a_key_beside_a_schema_is_one_line_that_says_what_to_do(tmp_path, option
 def test_a_label_that_a_schema_reads_as_an_input_is_refused(tmp_path):
     table_of(tmp_path, header="age,smoker,grade")
     columns = (Column(name="age", kind="number"), Column(name="grade", kind="category", values=("ill", "well")))
-    (tmp_path / "schema.toml").write_text(written(Schema(column=columns)))
+    (tmp_path / "schema.toml").write_text(written(TableSchema(column=columns)))
     words = "folder.label: expected a column that .* does not read as an input .*, got grade"
     with pytest.raises(ConfigError, match=words):
         assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2, "folder.label": "grade"})
-    (tmp_path / "schema.toml").write_text(written(Schema(label="grade", column=columns)))
+    (tmp_path / "schema.toml").write_text(written(TableSchema(label="grade", column=columns)))
     with pytest.raises(ConfigError, match=r"label in .*schema.toml: expected a column"):
         assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2})
 

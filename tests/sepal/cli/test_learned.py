@@ -10,11 +10,11 @@ import pytest
 from referee.paper.learned import main
 from sepal.cli.running import run_flat
 from sepal.errors import ConfigError
-from sepal.report import learned
+from sepal.report import learned_rows
 from sepal.runs.about import Labels
 from sepal.runs.stored_run import Allowed, read_run, stored_config
 from sepal.strategies.assembly import assemble
-from sepal.strategies.pfedgate.contract import Gated
+from sepal.strategies.pfedgate.contract import GatedModels
 from sepal.study.comparison import read_comparison
 
 READ = Allowed(data=True)
@@ -36,12 +36,12 @@ def run(tmp_path_factory):
 
 
 def gated(run):
-    return Gated(assemble(stored_config(run)).task)
+    return GatedModels(assemble(stored_config(run)).setup)
 
 
 def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
     """Gated by client, there is one mask for all examples of a client."""
-    learned_masks = learned.read(run, "masks", READ)
+    learned_masks = learned_rows.read(run, "masks", READ)
     blocks = gated(run).blocks(0.5)
     closing = {client["name"]: client["metrics"] for client in read_run(run).lines[-1]["clients"]}
     assert learned_masks.names == sorted(closing)
@@ -53,8 +53,8 @@ def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
 
 
 def test_how_alike_two_clients_are_is_counted_in_blocks(run):
-    masks = learned.read(run, "masks", READ).personal
-    figures = learned.masks(run, READ)
+    masks = learned_rows.read(run, "masks", READ).personal
+    figures = learned_rows.masks(run, READ)
     assert figures["distinct"] == len({tuple(mask) for mask in masks.tolist()})
     both = sum(a == b == 1 for a, b in zip(masks[0], masks[1], strict=True))
     assert figures["similarity"][0][1] == pytest.approx(both / masks[1].sum(), abs=1e-4)
@@ -74,9 +74,9 @@ def test_three_clients_on_a_line_are_clustered_by_wards_method(run, monkeypatch)
     places = {"x": 0.0, "y": 1.0, "z": 5.0}
     counts = {"x": [3.0, 0.0], "y": [2.0, 0.0], "z": [0.0, 9.0]}
     vectors = {name: np.array([position]) for name, position in places.items()}
-    monkeypatch.setattr(learned, "read", lambda path, kind, allowed: vectors)
-    monkeypatch.setattr(learned, "labels_of", lambda run: Labels((), counts))
-    clustering = learned.clusters(run)
+    monkeypatch.setattr(learned_rows, "read", lambda path, kind, allowed: vectors)
+    monkeypatch.setattr(learned_rows, "labels_of", lambda run: Labels((), counts))
+    clustering = learned_rows.clusters(run)
     order = clustering["clients"]
     assert sorted(max(height for height, _ in link) for link in clustering["links"]) == [1.0, 5.1962]
     assert [clustering["labels"][order.index(name)] for name in "xyz"] == [[0], [0], [1]]
@@ -89,10 +89,10 @@ def test_gates_of_other_budgets_are_not_clustered(tmp_path):
     """Below s = 1/B a tensor can lose its first block: the gates of two budgets have other sizes. A report goes on."""
     method_keys = {"pfedgate.keep": 0.0, "capacity.profile": "0.05,0.5", "name": "mixed", "out": str(tmp_path)}
     run_flat({**KEYS, "clients": 6, **method_keys}, tmp_path, workers=1)
-    for reader in (learned.masks, learned.clusters):
+    for reader in (learned_rows.masks, learned_rows.clusters):
         with pytest.raises(ConfigError, match="run: expected one whose clients"):
             reader(tmp_path / "mixed", READ)
-    assert learned.learned(read_comparison([tmp_path / "mixed"]))["tree"] == []
+    assert learned_rows.learned(read_comparison([tmp_path / "mixed"]))["tree"] == []
 
 
 @pytest.mark.parametrize("kind", ["clusters", "masks", "pruning"])

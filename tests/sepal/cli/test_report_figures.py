@@ -15,9 +15,9 @@ from rich.console import Console
 
 from sepal.report.answer import answer
 from sepal.report.sentences import frontier_sentence, headline
-from sepal.report.sheets import basis, cost_sheet
 from sepal.report.sizes import size
 from sepal.report.tables import print_comparison
+from sepal.report.text_tables import basis, cost_table
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import close_to, entries, frontier
 from tests.sepal.cli.runs_for_tests import figures, write_run
@@ -221,10 +221,10 @@ def test_the_answer_is_a_short_table_with_clear_differences_marked(tmp_path):
                 volume=int(method != "local"),
             )
     comparison = read_comparison([str(tmp_path)])
-    sheet, clear, reading = answer(comparison, "")
-    assert sheet.head == ("accuracy, %", "deployed", "worst\n10 %", "MB", "difference to\nditto")
-    assert [row[0] for row in sheet.rows] == ["ditto", "fedavg-ft", "local"]
-    assert [row[-1] for row in sheet.rows] == ["best", "-4.0 [-14.8, +6.8]", "-10.0 [-10.0, -10.0]"]
+    text_table, clear, reading = answer(comparison, "")
+    assert text_table.head == ("accuracy, %", "deployed", "worst\n10 %", "MB", "difference to\nditto")
+    assert [row[0] for row in text_table.rows] == ["ditto", "fedavg-ft", "local"]
+    assert [row[-1] for row in text_table.rows] == ["best", "-4.0 [-14.8, +6.8]", "-10.0 [-10.0, -10.0]"]
     assert clear == [False, False, True]
     assert reading.endswith("In brackets: the 95 % interval over seeds; bold where it excludes 0.")
     page = render(comparison)
@@ -416,9 +416,9 @@ def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_pat
     assert [point.entry.label for point in frontier(entries(variants)) if point.frontier] == ["local", "fedavg-ft"]
     near = close_to(variants)
     assert (near.label, near.target) == ("fedavg-ft", pytest.approx(0.79))
-    sheet = cost_sheet(variants)
-    assert sheet.head[-1] == "MB to\nwithin 1\npoint of\nfedavg-ft"
-    cells = {row[0]: row[-1] for row in sheet.rows}
+    text_table = cost_table(variants)
+    assert text_table.head[-1] == "MB to\nwithin 1\npoint of\nfedavg-ft"
+    cells = {row[0]: row[-1] for row in text_table.rows}
     assert cells == {"local": "–", "fedavg": "–", "fedavg-ft": "9.00", "ditto": "4.50"}
     assert "within 1 point of fedavg-ft: until the mean over seeds of deployed models has 79.0 %" in basis(variants)
     words = frontier_sentence(comparison, "")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sepal.report.sheets import basis, cost_sheet
 from sepal.report.table import table
+from sepal.report.text_tables import basis, cost_table
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import close_to
 from tests.sepal.cli.runs_for_tests import figures, write_run
@@ -30,11 +30,15 @@ def spread_out(run, rounds: int, every: int):
 @pytest.mark.parametrize(
     ("every", "cells", "words"),
     [
-        (1, "5.0", "the first of 9 full evaluations with that mean."),  # round 5 itself has 50 %
-        (2, "≤ 6.0", "the first of 5 full evaluations with that mean; ≤: rounds just before it had none."),
-        (4, "≤ 8.0", "the first of 3 full evaluations with that mean; ≤"),
-        (5, "–", "No rounds or MB to 50 %: that takes 3 full evaluations, and these runs have 2"),
-        (0, "–", "No rounds or MB to 50 %: that takes 3 full evaluations, and these runs have 1"),
+        (1, "5.0", "the first of 9 full evaluations that reaches it."),  # round 5 itself has 50 %
+        (
+            2,
+            "≤ 6.0",
+            "the first of 5 full evaluations that reaches it; ≤: the rounds just before it were not evaluated.",
+        ),
+        (4, "≤ 8.0", "the first of 3 full evaluations that reaches it; ≤"),
+        (5, "–", "No rounds or MB to 50 % are shown: that takes 3 full evaluations, and these runs have 2"),
+        (0, "–", "No rounds or MB to 50 % are shown: that takes 3 full evaluations, and these runs have 1"),
     ],
 )
 def test_rounds_to_an_accuracy_are_those_of_full_evaluations_and_say_so(tmp_path, every, cells, words):
@@ -44,10 +48,10 @@ def test_rounds_to_an_accuracy_are_those_of_full_evaluations_and_say_so(tmp_path
     index["runs"] = [{"name": name, "label": name, "cell": ""} for name in ("fedavg-ft", "fedavg")]
     (tmp_path / "comparison.json").write_text(json.dumps(index))
     variants = read_comparison([str(tmp_path)]).variants("")
-    sheet = cost_sheet(variants)
-    assert [row[-3] for row in sheet.rows] == [cells] * 2
-    assert sheet.rows[1][-2] == ("0" if cells != "–" else cells), "no bound on what is 0"
+    text_table = cost_table(variants)
+    assert [row[-3] for row in text_table.rows] == [cells] * 2
+    assert text_table.rows[1][-2] == ("0" if cells != "–" else cells), "no bound on what is 0"
     assert words in basis(variants)
-    assert ("rounds to" in "".join(table(sheet, "x", figures=True))) == (cells != "–")
+    assert ("rounds to" in "".join(table(text_table, "x", figures=True))) == (cells != "–")
     assert (variants[0].rounds_to is None) == (cells == "–")
     assert (close_to(variants) is None) == (cells == "–")

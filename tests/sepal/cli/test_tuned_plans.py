@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.errors import ConfigError
-from sepal.report.sheets import tuning_note
+from sepal.report.text_tables import tuning_note
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import Comparison
 from sepal.study.plans import trials
@@ -60,11 +60,11 @@ def test_a_plan_says_where_its_rates_come_from(tmp_path, settings, words):
     plan = read_plan(plan_file(tmp_path, f'methods = ["fedavg", "local"]\n[settings]\ndataset = "digits"\n{settings}'))
     methods: dict[float, list[str]] = {}
     for method in ("fedavg", "local"):
-        methods.setdefault(assemble({"method": method, "dataset": "digits"}).task.config.lr, []).append(method)
+        methods.setdefault(assemble({"method": method, "dataset": "digits"}).setup.config.lr, []).append(method)
     rates = [f"lr = {rate:g} for {', '.join(names)}, calibrated on digits" for rate, names in methods.items()]
     assert rate_notes(plan, list(plan.runs())) == [line.format("; ".join(rates)) for line in words]
     assert ONE_RATE == (
-        "one learning rate for all methods: differences may be the rate's; `tune = true` searches for each"
+        "all methods have the same learning rate, which may explain differences; `tune = true` searches one for each"
     )
 
 
@@ -84,7 +84,7 @@ def test_each_method_has_five_rates_around_its_own_and_seeds_that_are_not_report
     runs = [run for run in plan.runs() if run.block == "tune"]
     assert {run.seed for run in runs} == {1001, 1002}, "1000 is reported"
     for method in ("fedavg", "local", "ditto"):
-        rate = assemble({"method": method, "dataset": "digits"}).task.config.lr
+        rate = assemble({"method": method, "dataset": "digits"}).setup.config.lr
         lrs = [run.keys["lr"] for run in runs if (run.variant, run.seed) == (method, 1001)]
         assert lrs == [float(f"{rate * step:.2g}") for step in (0.25, 0.5, 1, 2, 4)]
     assert around(0.05) == (0.013, 0.025, 0.05, 0.1, 0.2)
@@ -209,7 +209,7 @@ def test_a_trial_that_diverges_with_one_seed_is_not_chosen_and_is_no_error(tmp_p
 def test_the_calibrated_rate_is_kept_unless_another_is_better_by_more_than_a_standard_error(tmp_path, spread, rate):
     """Three clients and two seeds: a spread of .03 over clients is a standard error of .03 / √3 / √2 = .0122."""
     plan = read_plan(plan_file(tmp_path, PLAN.partition("[grid]")[0].replace('"fedavg", "local", "ditto"', '"local"')))
-    assert assemble({"method": "local", "dataset": "digits"}).task.config.lr == 0.2
+    assert assemble({"method": "local", "dataset": "digits"}).setup.config.lr == 0.2
     accuracies = {0.05: 0.5, 0.1: 0.7, 0.2: 0.79, 0.4: 0.8, 0.8: 0.795}
     for run in plan.runs("tune"):
         mean = accuracies[float(run.keys["lr"])]

@@ -200,9 +200,9 @@ def test_a_run_that_an_earlier_version_began_has_the_float32_numbers_with_which_
     frame().assign(number=np.linspace(0, 1, 40)).to_csv(tmp_path / "all.csv", index=False)
     flat = {"dataset": "folder", "data-dir": str(tmp_path), "method": "fedavg", "clients": 2, "partition.name": "iid"}
     begun = assemble(as_begun(flat))
-    assert begun.task.config.folder.precision == "float32"
+    assert begun.setup.config.folder.precision == "float32"
     of_then = {"clients": 2, "dataset": "folder", "partition.name": "iid"}
-    assert json.loads(data_keys(begun.task.config)) == of_then, "what that version compared"
+    assert json.loads(data_keys(begun.setup.config)) == of_then, "what that version compared"
     raw, now = begun.data.raw(0, 2).train.x.astype(np.float32), begun.data.client(0, 2, "")
     wide = raw.astype(np.float64)
     mean, spread = wide.mean(axis=0), np.sqrt(((wide - wide.mean(axis=0)) ** 2).mean(axis=0))

@@ -164,9 +164,9 @@ def test_examples_need_a_label_each():
 )
 def test_own_data_get_the_default_model_that_files_of_their_shape_get(keys, model):
     assembly = assemble({"dataset": "own", "method": "fedavg", "own.data": "nowhere:load", **keys})
-    assert assembly.task.config.model == model
+    assert assembly.setup.config.model == model
     built = assembly.make()
     x = torch.zeros((2, *assembly.info.input_shape), dtype=torch.long if assembly.info.vocabulary else torch.float32)
-    assert built(x).shape == (2, *assembly.task.learning.output)
+    assert built(x).shape == (2, *assembly.setup.task.output)
     with pytest.raises(ConfigError, match="model: expected a value"):
         assemble({"dataset": "own", "method": "fedavg", "own.shape": "a=5,b=6", "own.classes": 2})

@@ -30,29 +30,29 @@ def write(directory, sites=SITES):
 def test_without_clients_each_owner_with_enough_examples_is_one_and_a_line_says_so(tmp_path):
     flat = write(tmp_path)
     assembly = assemble(flat)
-    assert assembly.task.config.clients == 3
+    assert assembly.setup.config.clients == 3
     assert assembly.names == ("berlin", "paris", "rome")
     assert assembly.notes[0] == "clients = 3: one for each owner with at least 10 examples; 1 with fewer are left out"
     assert assemble({**flat, "partition.min-examples": 3}).names == ("berlin", "oslo", "paris", "rome")
-    assert assemble({**flat, "clients": 2}).task.config.clients == 2
+    assert assemble({**flat, "clients": 2}).setup.config.clients == 2
     assert len(assemble({**flat, "clients": 2}).names) == 2
-    assert assemble({**flat, "partition.name": "iid"}).task.config.clients == 10
+    assert assemble({**flat, "partition.name": "iid"}).setup.config.clients == 10
     assert assemble({**flat, "partition.name": "iid"}).names == ()
-    assert assemble({"dataset": "digits", "method": "fedavg"}).task.config.clients == 10
+    assert assemble({"dataset": "digits", "method": "fedavg"}).setup.config.clients == 10
     assert assemble(as_begun({**flat, "clients": 3})).names == (), "a run of before goes on with its clients' names"
-    assert assemble({**flat, "clients-per-round": 3}).task.config.clients_per_round == 3
+    assert assemble({**flat, "clients-per-round": 3}).setup.config.clients_per_round == 3
     with pytest.raises(ConfigError, match="clients-per-round: expected at most clients = 3, got 4"):
         assemble({**flat, "clients-per-round": 4})
     many = write(tmp_path, {f"site{n}": 12 for n in range(12)})
-    assert assemble({**many, "clients-per-round": 11}).task.config.clients == 12
+    assert assemble({**many, "clients-per-round": 11}).setup.config.clients == 12
 
 
 def test_in_flowers_run_config_which_has_every_key_clients_are_owners_too(tmp_path):
     flat = {**defaults(), **write(tmp_path)}
     assert flat["clients"] == "auto"
     assert assemble(flat).names == ("berlin", "paris", "rome")
-    assert assemble({**flat, "clients": 2}).task.config.clients == 2
-    assert assemble({**defaults(), "dataset": "digits", "method": "fedavg"}).task.config.clients == 10
+    assert assemble({**flat, "clients": 2}).setup.config.clients == 2
+    assert assemble({**defaults(), "dataset": "digits", "method": "fedavg"}).setup.config.clients == 10
 
 
 def test_a_server_waits_for_as_many_clients_as_owners_or_two(tmp_path):
@@ -109,7 +109,7 @@ def test_owners_that_cannot_be_names_have_numbers_and_it_is_said(sites, words, t
     flat = write(tmp_path, sites)
     assembly = assemble(flat)
     assert assembly.names == ()
-    assert assembly.task.config.client_names == "numbers"
+    assert assembly.setup.config.client_names == "numbers"
     (line,) = [note for note in assembly.notes if note.startswith("clients are called by their numbers: ")]
     assert words in line
     with pytest.raises(ConfigError, match="client-names: expected owners whose names differ"):

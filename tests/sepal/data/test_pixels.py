@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sepal.data import load
-from sepal.data.sources.images import Look, as_array, decoded
+from sepal.data.sources.images import ImageFormat, as_array, decoded
 from sepal.errors import DataError
 from sepal.export.preparing import prepared, read
 from tests.sepal.data.origins import origin_of
@@ -45,7 +45,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("channels", ["auto", 1, 3])
 def test_an_image_keeps_its_brightness(name, channels):
-    pixels = as_array("image", RIGHT[name], Look(None, channels))
+    pixels = as_array("image", RIGHT[name], ImageFormat(None, channels))
     white = {"uint8": 255, "uint16": 65535}[pixels.dtype.name]
     shown = pixels if pixels.ndim == 2 else pixels.mean(axis=2)
     np.testing.assert_allclose(shown / white, RAMP, atol=1 / 64)
@@ -55,7 +55,7 @@ def test_an_image_keeps_its_brightness(name, channels):
 def test_nothing_of_a_16_bit_image_is_lost_in_a_file_and_by_scaling():
     image = np.arange(64, dtype=np.uint16).reshape(8, 8) + 40000
     assert (decoded("image", file_of(Image.fromarray(image))) == image).all()
-    smaller = decoded("image", file_of(Image.fromarray(image)), Look((4, 4)))
+    smaller = decoded("image", file_of(Image.fromarray(image)), ImageFormat((4, 4)))
     assert smaller.dtype == np.uint16
     assert 40000 < smaller.min() < smaller.max() < 40064
 
@@ -84,7 +84,7 @@ REFUSED = {
 def test_an_image_with_more_than_pixels_hold_is_refused(name):
     image, message = REFUSED[name]
     with pytest.raises(DataError, match=message):
-        as_array("image", image, Look())
+        as_array("image", image, ImageFormat())
 
 
 def test_16_bit_files_are_a_data_set_and_a_model_takes_them(tmp_path):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sepal.config import FolderSettings, HubReading
 from sepal.data import load
-from sepal.data.schema import Column, Schema
+from sepal.data.schema import Column, TableSchema
 from sepal.data.sources import hub
 from sepal.data.sources.inputs import read_inputs
 from sepal.data.sources.kinds import encoded
@@ -99,7 +99,7 @@ def test_a_category_that_was_not_in_training_is_refused_by_name(tmp_path):
     info = csv(tmp_path, "b,label\nx,0\ny,1\n").info
     (tmp_path / "new.csv").write_text("b\nx\nw\n")
     with pytest.raises(DataError, match="row 3, column b: expected one of x, y, got 'w'"):
-        read_inputs(tmp_path / "new.csv", schema=Schema.model_validate_json(info.schema))
+        read_inputs(tmp_path / "new.csv", schema=TableSchema.model_validate_json(info.schema))
 
 
 def test_names_of_columns_are_taken_without_the_space_around_them(tmp_path):

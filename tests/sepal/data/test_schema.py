@@ -11,7 +11,7 @@ from sepal.client_app.build import Node
 from sepal.client_app.guard import check_columns, local_config
 from sepal.config.agreement import disagreement
 from sepal.data import federated_data
-from sepal.data.schema import Column, Schema, parsed, read_schema, written
+from sepal.data.schema import Column, TableSchema, parsed, read_schema, written
 from sepal.data.sources.table import Roles, read_table
 from sepal.errors import ConfigError, DataError, ProtocolError, SepalError
 from sepal.strategies.assembly import assemble
@@ -39,7 +39,7 @@ def mixed(directory, text=MIXED, **keys):
 
 
 def schema(*columns, **facts):
-    return Schema(column=columns, label="diagnosis", client="site", classes=("ill", "well"), **facts)
+    return TableSchema(column=columns, label="diagnosis", client="site", classes=("ill", "well"), **facts)
 
 
 NUMBER = Column(name="zip", kind="number")
@@ -69,7 +69,7 @@ def test_columns_are_numbers_categories_and_times_and_the_missing_stay_missing(t
 
 
 def test_categories_stay_0_and_1_and_a_missing_one_is_none(tmp_path):
-    data = federated_data(assemble(mixed(tmp_path)).task.config)
+    data = federated_data(assemble(mixed(tmp_path)).setup.config)
     part = data.client(1, 2, "rome")
     rows = np.concatenate([part.train.x, part.validation.x, part.test.x])
     assert set(map(tuple, rows[:, 1:3].tolist())) == {(0, 0), (1, 0)}
@@ -141,11 +141,13 @@ def test_leading_zeros_are_those_of_codes_unless_a_key_or_a_schema_says_numbers(
     keys = {"dataset": "folder", "data-dir": str(tmp_path), "clients": 2}
 
     def inputs(**more):
-        return federated_data(assemble({**keys, **more}).task.config).info.columns
+        return federated_data(assemble({**keys, **more}).setup.config).info.columns
 
     assert inputs() == tuple(f"zip={code}" for code in sorted(set(CODES)))
     assert inputs(**{"folder.leading-zeros": "number"}) == ("zip",)
-    (tmp_path / "schema.toml").write_text(written(Schema(label="label", column=(Column(name="zip", kind="number"),))))
+    (tmp_path / "schema.toml").write_text(
+        written(TableSchema(label="label", column=(Column(name="zip", kind="number"),)))
+    )
     assert inputs() == ("zip",)
 
 
@@ -329,7 +331,7 @@ def test_a_node_without_accuracies_lets_only_its_own_schema_name_columns(tmp_pat
             check_columns(node, assemble({**bare, "folder.leave-out": "note"}).data)
     else:
         check_columns(node, assemble({**bare, f"folder.{key}": names[key]}).data)
-        (tmp_path / "schema.toml").write_text(written(Schema(column=(AGE, SMOKER))))
+        (tmp_path / "schema.toml").write_text(written(TableSchema(column=(AGE, SMOKER))))
         with pytest.raises(ProtocolError, match=r"folder.label"):
             check_columns(node, assemble({**bare, "folder.label": "diagnosis"}).data)
 

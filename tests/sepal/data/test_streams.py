@@ -16,7 +16,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, DataError, ModelError, ProtocolError, RosterError
 from sepal.strategies.assembly import assemble
 from sepal.tasks.inputs import cut, packed, several
-from sepal.training.columns import Column, columns, split
+from sepal.training.columns import StreamColumn, columns, split
 
 RNG = np.random.default_rng(5)
 IMAGES, WORDS = RNG.standard_normal((60, 1, 4, 4)).astype(np.float32), RNG.integers(0, 9, (60, 3))
@@ -157,7 +157,7 @@ def run(data, **keys):
 
 
 def weights(strategy):
-    return strategy._method.make_server(strategy.task).model(strategy.progress.server)
+    return strategy._method.make_server(strategy.setup).model(strategy.progress.server)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "subfedavg", "dmpfl", "fedem", "heterofl", "pa3dfl", "pfedgate"])
@@ -183,7 +183,7 @@ def test_a_dataset_is_read_batch_by_batch_in_the_order_of_the_seed():
     assert [len(part) for part, _ in split(x, y, 4)] == [4, 4, 4, 3]
     assert list(range(15)) == READ, "each example once"
     assert torch.equal(before, torch.get_rng_state()), "DataLoader draws a seed of its own"
-    assert isinstance(x, Column)
+    assert isinstance(x, StreamColumn)
     assert x[torch.tensor([3, 1])].tolist() == IMAGES[[6, 2]].tolist()
 
 
@@ -225,7 +225,7 @@ def test_several_inputs_in_a_row_and_back():
 def test_inputs_by_name_by_place_and_from_a_dataset_train_alike():
     by_name, by_place = run("two_in_memory", **TWO), run("two_by_place", **{**TWO, "own.shape": "1x4x4,3i"})
     weights_by_name, weights_by_place = map(weights, (by_name, by_place))
-    first = by_name.task.weights
+    first = by_name.setup.weights
     assert set(weights_by_name) == {"see.weight", "see.bias", "read.weight", "head.weight", "head.bias"}
     assert all(
         np.array_equal(weights_by_name[name], weights_by_place[name])

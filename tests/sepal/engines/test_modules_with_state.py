@@ -32,7 +32,7 @@ def outcome(strategy):
 def ran(assembly, workers, directory):
     """The outcome of a run whose clients share the networks of one of ``workers`` workers, in this process."""
     clients = [Clients(assembly, directory / f"{workers}-{number}") for number in range(workers)]
-    strategy = SepalStrategy(assembly.method, assembly.task, agreed=assembly.agreed, settle=0.0)
+    strategy = SepalStrategy(assembly.method, assembly.setup, agreed=assembly.agreed, settle=0.0)
     nodes = {number + 1: partial(clients[number % workers].answer, number) for number in range(3)}
     strategy.start(InProcessGrid(nodes))
     return outcome(strategy)

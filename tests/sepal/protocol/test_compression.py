@@ -13,7 +13,7 @@ from sepal.method.compression.client import ClientState as Residual
 from sepal.method.compression.client import CompressedClient
 from sepal.method.compression.server import CompressedServer, ServerState
 from sepal.method.compression.updates import compress, less
-from sepal.method.interface import Compression, Task
+from sepal.method.interface import Compression, RunSetup
 from sepal.method.tensors import dense as all_entries
 from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
 from sepal.strategies import registry
@@ -31,8 +31,8 @@ DENSE = [name for name in registry.METHODS if registry.get(name).dense]
 
 def four(hyper=None):
     """A task of four weights at 0, for steps by hand."""
-    config = assemble({**BASE, "method": "fedavg"}).task.config
-    return Task((Parameter("w", (4,), Role.WEIGHT),), {"w": np.zeros(4, np.float32)}, config, hyper)
+    config = assemble({**BASE, "method": "fedavg"}).setup.config
+    return RunSetup((Parameter("w", (4,), Role.WEIGHT),), {"w": np.zeros(4, np.float32)}, config, hyper)
 
 
 def server_of(kind, hyper=None):

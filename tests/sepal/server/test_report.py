@@ -9,7 +9,7 @@ import pytest
 from sepal.protocol.messages import Reply
 from sepal.protocol.types import ClientInfo, Kind, Plan
 from sepal.server.ledger import LedgerEntry
-from sepal.server.report import Best, Report, metrics_line
+from sepal.server.report import Best, RunFigures, metrics_line
 from sepal.server.run_state import RoundRecord
 
 
@@ -29,7 +29,7 @@ def record(round, *metrics, full=True, sizes=(), state=""):
 
 
 def test_the_best_round_is_chosen_on_validation_and_reported_on_test():
-    report = Report()
+    report = RunFigures()
     rounds = {1: (0.5, 0.9), 2: (0.8, 0.6), 3: (0.8, 1.0), 4: (0.7, 1.0)}  # round: (validation, test)
     for round, (validation, test) in rounds.items():
         trained, pooled = counts("trained", validation, test), counts("pooled", None, test)
@@ -37,17 +37,17 @@ def test_the_best_round_is_chosen_on_validation_and_reported_on_test():
     assert report.best["trained"] == Best(2, 0.6, 0.8), "of equals the first"
     assert report.best["pooled"] == Best(2, 0.6, 0.8), "pooled follows the trained model"
     assert report.best["received"] == Best(1, 0.9, 0.0)
-    kept = Report().plus(record(1, counts("kept", 0.5, 0.9))).plus(record(2, counts("kept", 0.6, 0.8)))
+    kept = RunFigures().plus(record(1, counts("kept", 0.5, 0.9))).plus(record(2, counts("kept", 0.6, 0.8)))
     assert kept.best["kept"] == Best(2, 0.8, 0.6)
     assert (report.accuracy["trained"]["mean"], report.accuracy_round) == (1.0, 4)
 
 
 def test_there_is_no_best_without_validation_data():
-    assert Report().plus(record(1, counts("trained", None, 0.5))).best == {}
+    assert RunFigures().plus(record(1, counts("trained", None, 0.5))).best == {}
 
 
 def test_a_round_that_does_not_evaluate_everybody_leaves_the_accuracy_as_it_was():
-    first = Report().plus(record(1, counts("trained", 0.5, 0.5) | {"unseen-test-labels": 2.0}))
+    first = RunFigures().plus(record(1, counts("trained", 0.5, 0.5) | {"unseen-test-labels": 2.0}))
     after = first.plus(record(2, counts("trained", 0.9, 0.9), full=False))
     for name in ("best", "accuracy", "accuracy_round", "unseen"):
         assert getattr(after, name) == getattr(first, name)
@@ -55,7 +55,7 @@ def test_a_round_that_does_not_evaluate_everybody_leaves_the_accuracy_as_it_was(
 
 
 def test_bytes_and_seconds_are_sums_and_digests_are_the_last():
-    report = Report().plus(record(1, {}, {}, sizes=[("training", "up", 10), ("training", "down", 20)], state="old"))
+    report = RunFigures().plus(record(1, {}, {}, sizes=[("training", "up", 10), ("training", "down", 20)], state="old"))
     report = report.plus(record(2, {}, sizes=[("training", "up", 1), ("closing", "down", 7)], state="new"))
     assert (report.totals.training.up, report.totals.training.down, report.totals.closing.down) == (11, 20, 7)
     assert report.totals.training.up_message == 13
@@ -68,7 +68,7 @@ def test_novel_clients_are_a_population_of_their_own():
     participants = [counts("trained", 0.5, 0.8), counts("trained", 0.5, 0.6) | counts("kept", None, 0.6)]
     round_record = record(9, *participants, counts("trained", 0.9, 0.5), counts("trained", 0.9, 0.1))
     round_record = replace(round_record, novel=("c2", "c3"))
-    report = Report().plus(round_record)
+    report = RunFigures().plus(round_record)
     assert report.accuracy["trained"]["mean"] == pytest.approx(0.7)
     assert report.accuracy["kept"]["clients"] == 1
     assert report.best["trained"].validation == pytest.approx(0.5)
@@ -77,13 +77,15 @@ def test_novel_clients_are_a_population_of_their_own():
     line = metrics_line(round_record, Plan(9), True, {}, report.totals)
     assert line["populations"] == {"participants": 2, "novel": 2}
     assert line["novel"] == report.novel
-    assert Report().plus(record(9, *participants)).novel is None
+    assert RunFigures().plus(record(9, *participants)).novel is None
 
 
 @pytest.mark.parametrize("closing", [False, True])
 def test_a_line_has_each_clients_own_bytes(closing):
     round_record = record(3, counts("trained", 0.5, 0.5), sizes=[("training", "up", 10), ("training", "down", 20)])
-    line = metrics_line(round_record, Plan(3, "warm-up"), closing, {"loss": 1.0}, Report().plus(round_record).totals)
+    line = metrics_line(
+        round_record, Plan(3, "warm-up"), closing, {"loss": 1.0}, RunFigures().plus(round_record).totals
+    )
     assert line["phase"] == ("closing" if closing else "warm-up")
     (client,) = line["clients"]
     assert (client["up"], client["down"], client["trained"], client["received"]) == (10, 20, 0.5, None)
@@ -98,12 +100,12 @@ def test_accuracy_by_quarter_of_the_capacities():
         name: replace(reply, client=replace(reply.client, capacity=capacities[name]))
         for name, reply in round_record.replies.items()
     }
-    groups = Report().plus(replace(round_record, replies=replies)).by_capacity
+    groups = RunFigures().plus(replace(round_record, replies=replies)).by_capacity
     assert list(groups) == ["0-0.25", "0.25-0.5", "0.75-1"]
     means = {name: (views["trained"]["mean"], views["trained"]["clients"]) for name, views in groups.items()}
     assert means == {"0-0.25": (pytest.approx(0.6), 2), "0.25-0.5": (0.2, 1), "0.75-1": (0.9, 1)}
     assert all(list(views) == ["trained"] for views in groups.values())
-    assert Report().plus(round_record).by_capacity == {}, "all have capacity 1"
+    assert RunFigures().plus(round_record).by_capacity == {}, "all have capacity 1"
 
 
 def test_uploads_are_counted_by_client_and_phase_if_the_server_may_have_seen_them():
@@ -117,6 +119,6 @@ def test_uploads_are_counted_by_client_and_phase_if_the_server_may_have_seen_the
         *(up("d", status="missing", payload=0, message=0), up("e", "closing"), up("f", "evaluation")),
         up("g", direction="down"),
     )
-    first = Report().plus(replace(record(1), ledger=ledger), "2a")
+    first = RunFigures().plus(replace(record(1), ledger=ledger), "2a")
     assert first.uploads == {"a": {"2a": 2}, "b": {"2a": 1}}
     assert first.plus(replace(record(2), ledger=ledger[:1]), "1").uploads["a"] == {"2a": 2, "1": 1}

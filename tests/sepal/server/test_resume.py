@@ -10,7 +10,7 @@ import pytest
 
 from sepal.errors import RosterError, StateError
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
+from sepal.method.interface import RunSetup
 from sepal.server.contact import Contact
 from sepal.server.run_store import DiskRunStore
 from sepal.server.run_store import disk as checkpoint_module
@@ -140,23 +140,23 @@ def test_a_killed_checkpoint_of_the_closing_round_ends_at_once(tmp_path, monkeyp
 def test_a_run_is_not_continued_with_another_model(change, tmp_path):
     subject = federation(tmp_path=tmp_path)
     killed(subject, tmp_path, 4)
-    task = subject.task
+    setup = subject.setup
     if change == "values":
-        subject.task = replace(task, weights={"w": task.weights["w"] + np.float32(1)})
+        subject.setup = replace(setup, weights={"w": setup.weights["w"] + np.float32(1)})
     elif change == "shape":
         start = np.zeros(SIZE + 1, np.float32)
-        subject.task = Task((Parameter("w", (SIZE + 1,), Role.WEIGHT),), {"w": start}, task.config, task.hyper)
+        subject.setup = RunSetup((Parameter("w", (SIZE + 1,), Role.WEIGHT),), {"w": start}, setup.config, setup.hyper)
     else:
-        both = {**task.weights, "v": np.zeros(1, np.float32)}
-        layout = (*task.layout, Parameter("v", (1,), Role.BIAS))
-        subject.task = Task(layout, both, task.config, task.hyper)
+        both = {**setup.weights, "v": np.zeros(1, np.float32)}
+        layout = (*setup.layout, Parameter("v", (1,), Role.BIAS))
+        subject.setup = RunSetup(layout, both, setup.config, setup.hyper)
     with pytest.raises(StateError) as caught:
         serve(subject, tmp_path)
     assert caught.value.key == "initial weights"
     assert "with which the run was started" in caught.value.expected
     for cause in ("another model, seed or file", "another shape", "version of Sepal"):
         assert cause in caught.value.got
-    subject.task = task
+    subject.setup = setup
     assert serve(subject, tmp_path).progress.round == 7, "the right one goes on"
 
 
@@ -221,8 +221,8 @@ def test_a_resumed_run_waits_for_everybody_or_skips(tmp_path):
         del subject.nodes[node]
     with pytest.raises(RosterError, match=r"expected 4 within 0.3 s, got 3; absent: client-0"):
         serve(subject, tmp_path)
-    config = subject.task.config.model_copy(update={"on_missing": "skip"})
-    subject.task = replace(subject.task, config=config)
+    config = subject.setup.config.model_copy(update={"on_missing": "skip"})
+    subject.setup = replace(subject.setup, config=config)
     strategy = subject.server(DiskRunStore(tmp_path / "server", subject.method.server_state))
     strategy._settle = 0.0
     lines = Lines()
@@ -262,10 +262,10 @@ def test_initial_arrays_must_be_those_of_the_configuration():
     from tests.contract.harness import Nodes
 
     subject = federation()
-    right = ArrayRecord({"w": Array(subject.task.weights["w"])})
+    right = ArrayRecord({"w": Array(subject.setup.weights["w"])})
     assert subject.server().start(Nodes(subject), right).arrays["w"].numpy().shape == (SIZE,)
     subject = federation()
-    for arrays in ({"w": np.zeros(SIZE, np.float32)}, {"v": subject.task.weights["w"]}, {}):
+    for arrays in ({"w": np.zeros(SIZE, np.float32)}, {"v": subject.setup.weights["w"]}, {}):
         record = ArrayRecord({name: Array(value) for name, value in arrays.items()})
         with pytest.raises(ConfigError, match="initial_arrays: expected the run config's initial weights"):
             subject.server().start(Nodes(subject), record)

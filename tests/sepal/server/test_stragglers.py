@@ -206,7 +206,7 @@ class Digits(Federation):
         flat = {**FLAT, "method": self.name, "clients": self.clients, "rounds": self.rounds, "batch-size": 16}
         flat |= {"clients-per-round": 2, "oversample": 1.5, "evaluate-every": 0, "checkpoint-every": 3}
         self.assembly = assemble({**flat, "timeout": 60.0, "lr": 0.1, **self.settings})
-        self.method, self.task = self.assembly.method, self.assembly.task
+        self.method, self.setup = self.assembly.method, self.assembly.setup
         self.shared = Shared.around(self.assembly, "cpu")
         self.nodes = {100 + number: client_name(number) for number in range(self.clients)}
         kind = self.method.client_state

@@ -98,8 +98,8 @@ def test_a_download_that_was_answered_makes_room():
 @pytest.mark.parametrize(("parameters", "expected"), [(1000, 32 << 20), (2 << 20, 64 << 20), (86_000_000, 256 << 20)])
 def test_the_room_for_messages_is_bounded_in_bytes(parameters, expected):
     """With 86 M parameters eight models would be 2.6 GiB of downloads, and as much of uploads."""
-    task = SimpleNamespace(layout=[Parameter("w", (parameters,), Role.WEIGHT)])
-    assert room(task) == expected
+    setup = SimpleNamespace(layout=[Parameter("w", (parameters,), Role.WEIGHT)])
+    assert room(setup) == expected
 
 
 @pytest.mark.parametrize("kind", FAKES)
@@ -107,6 +107,6 @@ def test_a_run_without_room_ends_the_same(kind, monkeypatch):
     """Every download is composed again and every upload decoded again, whenever it is needed."""
     plain = Federation(FAKES[kind][0]).run()
     for module in (round_module, uploads_module):
-        monkeypatch.setattr(module, "room", lambda task: 0)
+        monkeypatch.setattr(module, "room", lambda setup: 0)
     federation = Federation(FAKES[kind][0], lost={(2, "client-1")})
     assert digest(federation.run().progress.server) == digest(plain.progress.server)

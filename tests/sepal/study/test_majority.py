@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.data import ClientData, Examples
 from sepal.report.page import live_parts
-from sepal.report.sheets import remarks
+from sepal.report.text_tables import remarks
 from sepal.study.comparison import read_comparison
 from sepal.study.majority import error_of_the_mean, majority, note, warning
 from tests.sepal.cli.runs_for_tests import write_run
@@ -27,7 +27,7 @@ class Data:
         return ClientData(train, train, test)
 
 
-ASSEMBLY = SimpleNamespace(data=Data(), task=SimpleNamespace(config=SimpleNamespace(clients=2)))
+ASSEMBLY = SimpleNamespace(data=Data(), setup=SimpleNamespace(config=SimpleNamespace(clients=2)))
 
 
 def test_the_mean_over_clients_of_the_most_frequent_labels_share():

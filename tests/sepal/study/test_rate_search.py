@@ -23,7 +23,7 @@ from sepal.study.search import two_digits
 KEYS = {"method": "fedavg", "dataset": "digits", "clients": 4, "rounds": 3}
 
 
-CALIBRATED = assemble({**KEYS}).task.config.lr  # the search begins there
+CALIBRATED = assemble({**KEYS}).setup.config.lr  # the search begins there
 LOWER = two_digits(CALIBRATED / 4)
 
 

@@ -180,7 +180,7 @@ def ran(flat, directory, workers=1):
     """Run three clients with the networks of ``workers`` workers; return the strategy and a client's newest states."""
     assembly = assemble(flat)
     clients = [Clients(assembly, directory / str(number), limit=0) for number in range(workers)]
-    strategy = SepalStrategy(assembly.method, assembly.task, agreed=assembly.agreed, settle=0.0)
+    strategy = SepalStrategy(assembly.method, assembly.setup, agreed=assembly.agreed, settle=0.0)
     nodes = {number + 1: partial(clients[number % workers].answer, number) for number in range(3)}
     strategy.start(InProcessGrid(nodes))
     for client in clients:

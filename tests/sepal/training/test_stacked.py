@@ -14,7 +14,7 @@ from sepal.training.hooks import Hooks, frozen, proximal
 from sepal.training.meeting import Meeting
 from sepal.training.network import Network
 from sepal.training.optimizers import ParameterGroup
-from sepal.training.stacked import Job, UnfitError, kind, train
+from sepal.training.stacked import Job, NotStackableError, kind, train
 from tests.sepal.training.small_trainer import X, Y, make, work
 
 SIZES, RATES = (3, 7, 5, 1), (0.5, 0.1, 0.3, 0.4)
@@ -114,7 +114,7 @@ def test_what_trains_together_is_of_one_kind():
     assert len({plain, *map(kind, others)}) == 5
     own_hooks = [Hooks(loss=trainer.loss_of), Hooks(before_step=print), Hooks(after_step=print)]
     assert [kind(job(trainer, network, hooks)) for hooks in own_hooks] == [None] * 3
-    uneven = replace(trainer, learning=replace(trainer.learning, averages=False))
+    uneven = replace(trainer, task=replace(trainer.task, averages=False))
     assert kind(job(uneven, network, Hooks())) is None
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_fit_is_tried_once(monkeypatch):
 
     def unfit(jobs, tried_kinds):
         tried.append(len(jobs))
-        raise UnfitError("no")
+        raise NotStackableError("no")
 
     monkeypatch.setattr("sepal.training.stacked.train", unfit)
     meeting = Meeting()

@@ -28,7 +28,7 @@ from sepal.server.run_state import RunState
 from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
 from sepal.strategies import registry
 from sepal.strategies.assembly import Assembly, assemble
-from sepal.strategies.learned import cluster, compare_masks
+from sepal.strategies.client_likeness import cluster, compare_masks
 from sepal.study.comparison import Comparison
 from sepal.study.results import Variant
 
@@ -45,21 +45,21 @@ def learned(comparison: Comparison) -> dict[str, Rows]:
     the global one. ``layers``: the share of each tensor that masks keep. ``tree``: brackets and leaves of a clustering.
     ``pruning``: accuracy by the share that a client has pruned.
     """
-    found: dict[str, Rows] = {"masks": [], "overlap": [], "layers": [], "tree": [], "pruning": []}
+    rows_of_figure: dict[str, Rows] = {"masks": [], "overlap": [], "layers": [], "tree": [], "pruning": []}
     for variant in comparison.all_variants():
         stored, kinds = variant.first.stored, readers(variant.method)
         if "pruning" in kinds:
-            found["pruning"] += _pruning(variant, resolve(kinds["pruning"].function))
+            rows_of_figure["pruning"] += _pruning(variant, resolve(kinds["pruning"].function))
         if stored.summary is None or int(stored.config["clients"]) > MOST:
             continue
         for kind, rows_of in (("masks", _masks), ("vectors", _tree)):
             try:
-                made = rows_of(stored.path, stored.allowed) if kind in kinds else {}
+                new_rows = rows_of(stored.path, stored.allowed) if kind in kinds else {}
             except SepalError:  # its data, checkpoint or states are not here, or it names code that is not allowed
                 continue
-            for name, rows in made.items():
-                found[name] += [{"cell": variant.cell, "label": variant.label, **row} for row in rows]
-    return found
+            for name, rows in new_rows.items():
+                rows_of_figure[name] += [{"cell": variant.cell, "label": variant.label, **row} for row in rows]
+    return rows_of_figure
 
 
 def readers(method: str) -> Mapping[str, Reader]:
@@ -70,7 +70,7 @@ def readers(method: str) -> Mapping[str, Reader]:
 def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     """Return what a method's reader of a kind finds in the run at ``path``.
 
-    Unless its data may be read, that is in the run's files alone: the model is built from what they say of the data.
+    Unless its data may be read, only the run's files are: the model is built from what they say about the data.
 
     Raises:
         ConfigError: ``path`` is not a run directory, its method has no such reader, it has no checkpoint, it names code
@@ -78,8 +78,8 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     """
     kinds = readers(str((stored_config(path) or {}).get("method")))
     if kind not in kinds:
-        known = (name for name in registry.names() if kind in readers(name))
-        raise ConfigError("run", f"the directory of a run of {' or '.join(known)}", str(path))
+        methods = (name for name in registry.names() if kind in readers(name))
+        raise ConfigError("run", f"the directory of a run of {' or '.join(methods)}", str(path))
     assembly, reader = _assembled(path, allowed), kinds[kind]
     progress = _newest(path, assembly)
     from sepal.export.client_model import newest_state  # it imports torch, which most reports do not need
@@ -87,7 +87,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     stores: dict[str, StateStore] = {}
 
     def states() -> Iterator[tuple[str, Any]]:
-        for name in sorted({place.name for place in path.glob("clients/*/*") if NAME.match(place.name)}):
+        for name in sorted({folder.name for folder in path.glob("clients/*/*") if NAME.match(folder.name)}):
             newest = newest_state(path, assembly, name, elsewhere=allowed.data)
             if newest and newest.stored:
                 stores[name] = newest.store
@@ -96,10 +96,10 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     def algorithm(name: str) -> Any:
         from sepal.client_app.build import Node, Shared, build_host
 
-        node = Node(int(name.rpartition("-")[2]), assembly.task.config.clients)
+        node = Node(int(name.rpartition("-")[2]), assembly.setup.config.clients)
         return build_host(Shared.around(assembly, "cpu"), node, "", stores[name]).algorithm
 
-    return resolve(reader.function)(EndedRun(assembly.task, progress.server, states, algorithm))
+    return resolve(reader.function)(EndedRun(assembly.setup, progress.server, states, algorithm))
 
 
 def _assembled(path: Path, allowed: Allowed) -> Assembly:
@@ -127,17 +127,17 @@ def _newest(path: Path, assembly: Assembly) -> RunState:
 
 
 def masks(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
-    """Return the run's name and :func:`sepal.strategies.learned.compare_masks` of the run at ``path``.
+    """Return the run's name and :func:`sepal.strategies.client_likeness.compare_masks` of the run at ``path``.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here.
     """
-    found: ClientMasks = read(path, "masks", allowed)
-    return {"run": path.name, **compare_masks(found, _counts(path, allowed, found.names))}
+    client_masks: ClientMasks = read(path, "masks", allowed)
+    return {"run": path.name, **compare_masks(client_masks, _counts(path, allowed, client_masks.names))}
 
 
 def clusters(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
-    """Return the run's name and :func:`sepal.strategies.learned.cluster` of the run at ``path``.
+    """Return the run's name and :func:`sepal.strategies.client_likeness.cluster` of the run at ``path``.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here, or its clients cannot be clustered.
@@ -147,46 +147,46 @@ def clusters(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
 
 def _counts(path: Path, allowed: Allowed, names: Sequence[str]) -> Matrix:
     """Return each client's number of training examples of each label, float64 (clients, classes)."""
-    found = labels_of(read_run(path, allowed))
-    if found.counts is None:
-        raise ConfigError("run", "one whose labels are known", found.reason)
+    labels = labels_of(read_run(path, allowed))
+    if labels.counts is None:
+        raise ConfigError("run", "one whose labels are known", labels.reason)
     try:
-        return np.array([found.counts[name] for name in names], np.float64)
+        return np.array([labels.counts[name] for name in names], np.float64)
     except KeyError as name:
         raise ConfigError("run", "one whose labels are known of every client", str(name)) from None
 
 
 def _masks(path: Path, allowed: Allowed) -> dict[str, Rows]:
-    found = masks(path, allowed)
-    names = found["clients"]
+    comparison = masks(path, allowed)
+    names = comparison["clients"]
     alike, overlap, layers = Rows(), Rows(), Rows()
     for a, b in itertools.product(range(len(names)), repeat=2):
-        shares = {"similarity": found["similarity"][a][b], "labels": found["labels"][a][b]}
+        shares = {"similarity": comparison["similarity"][a][b], "labels": comparison["labels"][a][b]}
         alike.append({"one": names[a], "other": names[b], **{k: round(100 * v, 2) for k, v in shares.items()}})
-    for name, share, labels in zip(names, found["overlap"] or (), found["global_labels"], strict=False):
+    for name, share, labels in zip(names, comparison["overlap"] or (), comparison["global_labels"], strict=False):
         overlap.append({"client": name, "overlap": round(100 * share, 2), "labels": round(100 * labels, 2)})
-    for layer, kind in itertools.product(found["layers"], ("personal", "global")):
+    for layer, kind in itertools.product(comparison["layers"], ("personal", "global")):
         if layer[kind] is not None:
             layers.append({"layer": layer["name"], "mask": kind, "kept": round(100 * layer[kind], 2)})
     return {"masks": alike, "overlap": overlap, "layers": layers}
 
 
 def _tree(path: Path, allowed: Allowed) -> dict[str, Rows]:
-    found, rows = clusters(path, allowed), Rows()
-    for number, points in enumerate(found["links"]):
-        for step, (distance, place) in enumerate(points):
-            rows.append({"kind": "link", "link": number, "step": step, "distance": distance, "place": place})
-    for place, (name, labels) in enumerate(zip(found["clients"], found["labels"], strict=True)):
+    clustering, rows = clusters(path, allowed), Rows()
+    for number, points in enumerate(clustering["links"]):
+        for step, (distance, position) in enumerate(points):
+            rows.append({"kind": "link", "link": number, "step": step, "distance": distance, "place": position})
+    for leaf, (name, labels) in enumerate(zip(clustering["clients"], clustering["labels"], strict=True)):
         words = f"{name.removeprefix('client-').lstrip('0') or '0'}: labels {' '.join(map(str, labels))}"
-        rows.append({"kind": "leaf", "distance": 0.0, "place": float(place), "client": name, "words": words})
+        rows.append({"kind": "leaf", "distance": 0.0, "place": float(leaf), "client": name, "words": words})
     return {"tree": rows}
 
 
 def _pruning(variant: Variant, courses: Callable[..., Mapping[str, Mapping[str, list[Any]]]]) -> Iterator[Row]:
     """Yield the share that a few clients have pruned and their accuracy, in the rounds in which they were evaluated."""
-    found = courses(variant.first.stored.lines)
-    for name in list(found)[:: max(1, len(found) // DRAWN)][:DRAWN]:
-        course = found[name]
+    course_of = courses(variant.first.stored.lines)
+    for name in list(course_of)[:: max(1, len(course_of) // DRAWN)][:DRAWN]:
+        course = course_of[name]
         for number, pruned, accuracy in zip(course["round"], course["pruned"], course["accuracy"], strict=True):
             row = {"cell": variant.cell, "label": variant.label, "client": name, "round": number}
             yield {**row, "pruned": round(100 * pruned, 2), "accuracy": variant.measure.rounded(accuracy)}

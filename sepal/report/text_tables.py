@@ -51,23 +51,23 @@ FEW = {1: "One seed is too few", 2: "Two seeds are too few"}
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table whose first column names the rows. Line breaks in heads are where a narrow medium breaks them."""
 
     head: tuple[str, ...]
     rows: list[list[str]]
 
 
-def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
+def accuracy_table(variants: Sequence[Variant]) -> TextTable:
     """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
     rows = []
     for variant in variants:
-        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
-        rows.append([marked(variant), *(_text(each, variant.measure) for each in found)])
-    return Sheet((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
+        estimates = [*(variant.accuracy(view) for view in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
+        rows.append([marked(variant), *(_text(estimate, variant.measure) for estimate in estimates)])
+    return TextTable((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
 
 
-def cost_sheet(variants: Sequence[Variant]) -> Sheet:
+def cost_table(variants: Sequence[Variant]) -> TextTable:
     """Return the cost of a cell's variants: MB, multiply-adds, rounds and MB to the target, MB to near FedAvg-FT."""
     target = f"{_aim(variants)}\n{variants[0].view}"
     near = close_to(variants)
@@ -78,8 +78,8 @@ def cost_sheet(variants: Sequence[Variant]) -> Sheet:
         sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
         sent = variant.megabytes_to
         reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
-        rows.append([variant.label, *map(size, sizes), *reached, _arrived(near, variant)])
-    return Sheet(heads, rows)
+        rows.append([variant.label, *map(size, sizes), *reached, _megabytes_near(near, variant)])
+    return TextTable(heads, rows)
 
 
 def step(variants: Sequence[Variant]) -> str:
@@ -87,9 +87,9 @@ def step(variants: Sequence[Variant]) -> str:
     return "1 point" if variants[0].measure.percent else "1 %"
 
 
-def _arrived(near: YardstickArrivals | None, variant: Variant) -> str:
-    found = near.reached.get(variant.label) if near else None
-    return "≤ " * found.at_most + size(found.megabytes) if found else NONE
+def _megabytes_near(near: YardstickArrivals | None, variant: Variant) -> str:
+    arrival = near.reached.get(variant.label) if near else None
+    return "≤ " * arrival.at_most + size(arrival.megabytes) if arrival else NONE
 
 
 def _aim(variants: Sequence[Variant]) -> str:
@@ -98,66 +98,69 @@ def _aim(variants: Sequence[Variant]) -> str:
 
 
 def basis(variants: Sequence[Variant]) -> str:
-    """Return a line with what rounds and MB to the target are of, or why there are none; nothing if nothing is due."""
+    """Return a line on how rounds and MB to the target are counted, or why there are none; empty if none is needed."""
     counts = [variant.evaluations(variant.view) for variant in variants]
     enough = [count for count in counts if count >= LEAST_POINTS]
     if not enough and len(variants) > 1:
         why = f"these runs have {max(counts)} (evaluate-every)"
-        return f"No rounds or MB to {_aim(variants)}: that takes {LEAST_POINTS} full evaluations, and {why}."
+        return f"No rounds or MB to {_aim(variants)} are shown: that takes {LEAST_POINTS} full evaluations, and {why}."
     if not enough:
         return ""
     most = "" if min(enough) == max(enough) else f" to {max(enough)}"
-    words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations with that mean"
-    words += "; ≤: rounds just before it had none." if any(v.at_most for v in variants) else "."
+    words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations that reaches it"
+    words += "; ≤: the rounds just before it were not evaluated." if any(v.at_most for v in variants) else "."
     if near := close_to(variants):
-        words += f" MB to within {step(variants)} of {near.label}: until the mean over seeds of deployed models has "
-        words += f"{variants[0].measure.text(near.target)} and no longer falls back; a dash: never."
+        words += f" MB to within {step(variants)} of {near.label}: until the deployed models' mean over seeds reaches "
+        words += f"{variants[0].measure.text(near.target)} and stays there; a dash: it never does."
     return words
 
 
-def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
+def difference_table(comparison: Comparison, cell: str) -> TextTable:
     """Return the paired differences of a cell's first variant to the others; no rows if there are none."""
     views, measure = ("deployed", "kept", "received", "trained"), comparison.measure
-    found = {view: dict(comparison.differences(cell, view)) for view in views}
-    labels = dict.fromkeys(label for pairs in found.values() for label in pairs)
+    differences = {view: dict(comparison.differences(cell, view)) for view in views}
+    labels = dict.fromkeys(label for pairs in differences.values() for label in pairs)
     rows = [
-        [label, *(found[view][label].shown(measure, "+") if label in found[view] else NONE for view in views)]
+        [
+            label,
+            *(differences[view][label].shown(measure, "+") if label in differences[view] else NONE for view in views),
+        ]
         for label in labels
     ]
-    return Sheet(
+    return TextTable(
         (f"paired difference over {comparison.paired_over(cell)},\n{measure.points}, 95 % interval", *views), rows
     )
 
 
-def tuning_sheet(comparison: Comparison) -> Sheet:
+def tuning_table(comparison: Comparison) -> TextTable:
     """Return what was searched before the runs: a row for each search; no rows if there was none."""
     rows, number = [], comparison.measure.number
-    for one in comparison.tuning:
-        values = ", ".join(f"{name}: {'failed' if mean is None else number(mean)}" for name, mean in one.values)
-        chosen = f"{one.chosen or 'nothing'}{f' {EDGE}' * one.edge}"
-        rows.append([one.cell, one.label, one.view, values, chosen])
-    return Sheet(("setting", "method", "view", "tried", "chosen"), rows)
+    for search in comparison.tuning:
+        values = ", ".join(f"{name}: {'failed' if mean is None else number(mean)}" for name, mean in search.values)
+        chosen = f"{search.chosen or 'nothing'}{f' {EDGE}' * search.edge}"
+        rows.append([search.cell, search.label, search.view, values, chosen])
+    return TextTable(("setting", "method", "view", "tried", "chosen"), rows)
 
 
 def tuning_title(comparison: Comparison) -> str:
-    """Return what the rows of :func:`tuning_sheet` are."""
-    seeds = sorted({seed for one in comparison.tuning for seed in one.seeds})
-    what = f"{comparison.measure.name} on validation data{comparison.measure.in_unit}"
-    return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: {what}"
+    """Return what the rows of :func:`tuning_table` are."""
+    seeds = sorted({seed for search in comparison.tuning for seed in search.seeds})
+    metric = f"{comparison.measure.name} on validation data{comparison.measure.in_unit}"
+    return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: {metric}"
 
 
 def tuning_note(comparison: Comparison) -> str:
     """Return what is to be said of the values chosen; empty if they are the best and none is at the edge."""
-    notes = [f"{EDGE}: {EDGE_WORDS}"] if any(one.edge for one in comparison.tuning) else []
-    for one in comparison.tuning:
-        means = {name: mean for name, mean in one.values if mean is not None}
-        if one.chosen in means and means[one.chosen] < max(means.values()):
+    notes = [f"{EDGE}: {EDGE_WORDS}"] if any(search.edge for search in comparison.tuning) else []
+    for search in comparison.tuning:
+        means = {name: mean for name, mean in search.values if mean is not None}
+        if search.chosen in means and means[search.chosen] < max(means.values()):
             return "; ".join([*notes, NEAREST])
     return "; ".join(notes)
 
 
-def _text(found: Estimate | None, measure: Measure) -> str:
-    return found.shown(measure) if found else NONE
+def _text(estimate: Estimate | None, measure: Measure) -> str:
+    return estimate.shown(measure) if estimate else NONE
 
 
 def no_better(variants: Sequence[Variant]) -> Iterator[str]:
@@ -211,64 +214,65 @@ def conclusions(comparison: Comparison, cell: str) -> Iterator[str]:
     words: dict[str, list[str]] = {"better than": [], "worse than": [], "no clear difference from": []}
     few: dict[int, list[Variant]] = {}
     seeds = set()
-    for other in others:
-        found = first.difference_by_seed(other, "deployed")
-        if found is None:
+    for rival in others:
+        difference = first.difference_by_seed(rival, "deployed")
+        if difference is None:
             continue
-        if found.spread is None:
-            few.setdefault(found.count, []).append(other)
+        if difference.spread is None:
+            few.setdefault(difference.count, []).append(rival)
             continue
-        seeds.add(found.count)
-        clear = abs(found.mean) > found.spread
+        seeds.add(difference.count)
+        clear = abs(difference.mean) > difference.spread
         kind = (
             "no clear difference from"
             if not clear
             else "better than"
-            if measure.sign * found.mean > 0
+            if measure.sign * difference.mean > 0
             else "worse than"
         )
-        words[kind].append(f"{other.label} ({found.shown(measure, '+')})")
-    said = [f"{kind} {', '.join(names)}" for kind, names in words.items() if names]
-    if said:
+        words[kind].append(f"{rival.label} ({difference.shown(measure, '+')})")
+    clauses = [f"{kind} {', '.join(names)}" for kind, names in words.items() if names]
+    if clauses:
         number = " or ".join(map(str, sorted(seeds)))
         unit = f"{measure.points[0].upper()}{measure.points[1:]}"
-        yield f"{first.label}: {'; '.join(said)}. {unit} of deployed models, 95 % interval over {number} seeds."
+        yield f"{first.label}: {'; '.join(clauses)}. {unit} of deployed models, 95 % interval over {number} seeds."
     for count, rest in sorted(few.items()):
         pairs = ((variant.label, variant.accuracy("deployed")) for variant in (first, *rest))
-        figures = (f"{label} {found.with_unit(measure)}" for label, found in pairs if found)
+        figures = (f"{label} {accuracy.with_unit(measure)}" for label, accuracy in pairs if accuracy)
         yield f"{FEW[count]} to say which is better: {', '.join(figures)} (deployed models)."
 
 
 def novel_line(summary: Mapping[str, Any]) -> str:
     """Return one line about the novel clients: their mean accuracy by view, and the gap to the others'."""
-    count, found = summary["populations"]["novel"], summary["novel"]
-    measure, means = measure_of(summary), headline(found)
+    count, novel = summary["populations"]["novel"], summary["novel"]
+    measure, means = measure_of(summary), headline(novel)
     figures = [
         f"{view} {measure.number(means[view]['mean'])} ({measure.number(-gap, '+')})"
-        for view, gap in found["gap"].items()
+        for view, gap in novel["gap"].items()
     ]
-    what = "in % (points above the others)" if measure.percent else f"{measure.axis} (difference to the others)"
-    return f"{count} novel clients, which never trained, {what}: {', '.join(figures)}"
+    heading = "in % (points above the others)" if measure.percent else f"{measure.axis} (difference to the others)"
+    return f"{count} novel clients, which never trained, {heading}: {', '.join(figures)}"
 
 
 def together_line(summary: Mapping[str, Any]) -> str:
     """Return one line with all metrics of a task over all clients' examples together; empty for accuracy alone."""
     views = [
-        f"{view}: {', '.join(f'{name} {value:.4g}' for name, value in found.items())}"
-        for view, found in summary.get("metrics", {}).items()
-        if found
+        f"{view}: {', '.join(f'{name} {value:.4g}' for name, value in metrics.items())}"
+        for view, metrics in summary.get("metrics", {}).items()
+        if metrics
     ]
     return f"All clients' test examples together (shares as fractions): {'; '.join(views)}" if views else ""
 
 
 def privacy_line(summary: Mapping[str, Any]) -> str:
     """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
-    found = summary["privacy"]
-    head = f"Privacy: clip {found['clip']:g}, noise {found['noise']:g}"
-    if found["reason"]:
-        return f"{head}; no ε: {found['reason']}"
+    privacy = summary["privacy"]
+    head = f"Privacy: clip {privacy['clip']:g}, noise {privacy['noise']:g}"
+    if privacy["reason"]:
+        return f"{head}; no ε: {privacy['reason']}"
     seed = "; simulated: the noise came from the seed" if summary["engine"] == IN_PROCESS else ""
     return (
-        f"{head}: ε = {found['epsilon']:.3g} for a client's data against any other, {found['epsilon_zero_out']:.3g} "
-        f"against no update, at δ = {found['delta']:g} and {found['uploads']} uploads; metrics are not covered{seed}"
+        f"{head}: ε = {privacy['epsilon']:.3g} for a client's data against any other, "
+        f"{privacy['epsilon_zero_out']:.3g} against no update, at δ = {privacy['delta']:g} and {privacy['uploads']} "
+        f"uploads; metrics are not covered{seed}"
     )
