@@ -353,6 +353,13 @@ class RunConfig(Settings):
         description="rounds between full checkpoints of the server's state",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
     )
+    keep_versions: int = Field(
+        0,
+        ge=0,
+        description="rounds for which clients keep the versions of their states, so that a backup of the server "
+        "(sepal backup) that is as old can be continued; 0: only what a restart of the server needs",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
+    )
     state_dir: str = Field(
         "",
         description="directory for clients' states; empty: in the run's directory, or the node's own",
