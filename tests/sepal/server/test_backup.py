@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from sepal.errors import SepalError
-from sepal.protocol.messages import version_round
+from sepal.errors import ConfigError, StateError
+from sepal.protocol.messages import MOST_VERSIONS, version_round
+from sepal.server.roster import _lacks
 from sepal.server.run_store import DiskRunStore
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation, Killed
@@ -66,8 +67,61 @@ def test_a_copy_that_is_rounds_old_ends_as_if_nothing_had_been_lost(age, tmp_pat
 
 
 def test_without_the_key_the_clients_have_not_kept_the_versions_and_the_run_says_so(tmp_path):
-    with pytest.raises(SepalError, match="base: expected the state of version"):
+    with pytest.raises(
+        StateError, match=r"clients: expected clients that have the states of round 19, .* 4 that have lost"
+    ):
         restored(tmp_path, 100)
+
+
+def test_clients_that_have_lost_their_states_start_again_if_the_run_says_so(tmp_path, caplog):
+    strategy = restored(tmp_path, 100, lost_states="restart")
+    assert strategy.progress.closed
+    records = {record.round: record for record in strategy.store.records(ROUNDS)}
+    names = tuple(f"client-{number}" for number in range(4))
+    assert {round: record.restarted for round, record in records.items() if record.restarted} == {20: names}
+    assert (
+        "round 20: 4 clients lack their state of that time and start again from the server's model: client-0"
+        in caplog.text
+    )
+
+
+def test_a_run_with_noise_does_not_let_clients_start_again(tmp_path):
+    with pytest.raises(ConfigError, match=r"lost-states: expected refuse with privacy\.noise"):
+        restored(tmp_path, 100, lost_states="restart", privacy={"noise": 1.0, "clip": 1.0})
+
+
+def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_states(tmp_path):
+    """Its orders fail: no client ends a run for the others by saying that it has lost something."""
+    subject, server = federation(tmp_path / "clients", on_missing="skip", clients_per_round=0), tmp_path / "server"
+    subject.killed_at = 8
+    with pytest.raises(Killed):
+        serve(subject, server, Copies(server, 0))
+    subject.killed_at = 0
+    for path in (tmp_path / "clients" / "client-1").glob("*-*"):
+        path.unlink()
+    strategy = serve(subject, server, Copies(server, 0))
+    records = list(strategy.store.records(ROUNDS))
+    assert [len(record.replies) for record in records[6:9]] == [4, 3, 3]
+
+
+LISTED = ["9-" + 24 * "b", "8-" + 24 * "b"]
+FULL = [f"{round}-{24 * 'a'}" for round in range(MOST_VERSIONS + 100, 100, -1)]
+
+
+@pytest.mark.parametrize(
+    ("version", "listed", "lacks"),
+    [
+        ("", LISTED, False),
+        (LISTED[1], LISTED, False),
+        ("8-" + 24 * "a", LISTED, True),
+        ("700-" + 24 * "a", [""], True),
+        ("50-" + 24 * "a", FULL, False),  # a full list has no room for it
+        ("150-" + 24 * "b", FULL, True),
+        ("50-" + 24 * "a", [*FULL[:-1], "no version"], True),
+    ],
+)
+def test_a_client_lacks_a_version_that_it_does_not_list(version, listed, lacks):
+    assert _lacks(version, listed) is lacks
 
 
 def test_clients_keep_no_more_than_the_key_says(tmp_path):
