@@ -23,6 +23,7 @@ from sepal.method.algorithms import ClientAlgorithm
 from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
     DIVERGED,
+    MOST_VERSIONS,
     Content,
     Enclosed,
     Order,
@@ -126,7 +127,7 @@ class ClientHost:
         plan, kind = order.plan, order.kind
         if kind is Kind.QUERY:
             reply = Reply(order.run, plan.round, kind, self.info, order.base)
-            return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
+            return replace(reply, facts=self.facts | self._facts_of_store()), Content()
         if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
             raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
         state, before, local = self._load(order.base)
@@ -151,6 +152,11 @@ class ClientHost:
                 raise
             log.error("%s: no answer to round %d", self.info.name, plan.round, exc_info=error)
             raise SepalError("training", "an answer", "none; the node's own log says why") from None
+
+    def _facts_of_store(self) -> dict[str, str]:
+        versions = self.store.versions()
+        listed = {} if versions is None else {"versions": "\n".join(versions[:MOST_VERSIONS])}
+        return {"store": self.store.identity, **listed}
 
     def _trained(
         self, order: Order, state: Any, download: Payload, request: str, charge: str, content: Content

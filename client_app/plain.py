@@ -177,6 +177,9 @@ class ContextStore:
     def prune(self, durable: str, best: str = "") -> None:
         """Do nothing: :meth:`save` deletes what is old."""
 
+    def versions(self) -> None:
+        """Return None: Flower keeps no run that a server could go back to."""
+
 
 @dataclass(frozen=True)
 class _Pairs:

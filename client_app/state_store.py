@@ -91,6 +91,13 @@ class StateStore(Protocol):
         """Delete the versions older than ``durable`` but ``best``, never ``durable`` itself or a newer one."""
         ...
 
+    def versions(self) -> list[str] | None:
+        """Return the versions that are there or can be made again, the newest first.
+
+        None where a server that comes back finds them all the same.
+        """
+        ...
+
 
 class DiskStateStore:
     """States as safetensors files in one directory, written atomically and synced.
@@ -146,8 +153,10 @@ class DiskStateStore:
     def _path(self, version: str) -> Path:
         return self._directory / f"{version}.safetensors"
 
-    def _versions(self) -> list[str]:
-        return self._named("safetensors")
+    def versions(self) -> list[str]:
+        """Return the versions that are there or can be made again, the newest first."""
+        names = {*self._named("safetensors"), *self._named("origin")}  # a message is enough to make its version again
+        return sorted(names, key=version_round, reverse=True)
 
     def _named(self, suffix: str) -> list[str]:
         """Return the versions of the files with ``suffix``; a file with another name, such as a copy, is ignored."""
@@ -169,7 +178,7 @@ class DiskStateStore:
 
     def answered(self, round: int, request: str) -> Stored | None:
         """Return the version of ``round`` that answered ``request``; None if there is none."""
-        return _answered(self, self._versions(), round, request)
+        return _answered(self, self._named("safetensors"), round, request)
 
     def save(self, version: str, stored: Stored, origin: VersionOrigin | None = None) -> None:
         """Store the message that led to the version, then the version."""
@@ -208,7 +217,7 @@ class DiskStateStore:
 
     def prune(self, durable: str, best: str = "") -> None:
         """Delete the versions older than ``durable`` but ``best``, and their messages."""
-        for version in _older(self._versions(), durable, best):
+        for version in _older(self._named("safetensors"), durable, best):
             self._path(version).unlink(missing_ok=True)
         for version in _older(self._named("origin"), durable, best):  # also those whose state was never written
             self._origin_path(version).unlink(missing_ok=True)

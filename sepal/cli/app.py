@@ -54,6 +54,7 @@ GROUPS = {  # command → what `sepal --help` says of it, in the order of a read
         "serve": "Start a server, and run a federation on it.",
         "join": "Join a server as a client.",
         "submit": "Run a federation on a SuperLink that runs already.",
+        "backup": "Copy a run while it goes on.",
         "certs": "Make certificates and node keys.",
         "revoke": "Take a client's key away for good.",
         "deploy": "Check a deployment.",

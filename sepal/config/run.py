@@ -353,6 +353,19 @@ class RunConfig(Settings):
         description="rounds between full checkpoints of the server's state",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
     )
+    keep_versions: int = Field(
+        0,
+        ge=0,
+        description="rounds for which clients keep the versions of their states, so that a backup of the server "
+        "(sepal backup) that is as old can be continued; 0: only what a restart of the server needs",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
+    )
+    lost_states: Literal["refuse", "restart"] = Field(
+        "refuse",
+        description="if a client lacks the version of its state that the server asks for, as after an older backup of "
+        "the server: refuse to go on, or let the client start again as a newcomer, from the server's model",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
+    )
     state_dir: str = Field(
         "",
         description="directory for clients' states; empty: in the run's directory, or the node's own",

@@ -36,6 +36,7 @@ _DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
 _ROUNDS = 10**9  # the name of a version has nine digits for the round
 DIVERGED = "diverged"  # the metric of a reply by which a client says that its model is not finite after ADAPT
 MOST_HALVINGS = 16  # of the learning rate in a repeated round
+MOST_VERSIONS = 400  # of a client's state, that it lists in its answer: the newest
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
 # In plain Flower (docs/decisions/0033): records of the query that brings W_0 and the keys, and of an error's full text;
 # facts of its answer.

@@ -172,7 +172,8 @@ class RunDirectory:
 
     def store(self) -> DiskRunStore:
         """Return the store of checkpoints, records and uploads."""
-        return DiskRunStore(self.path / "checkpoints", self._assembly.method.server_state)
+        keep_versions = self._assembly.task.config.keep_versions
+        return DiskRunStore(self.path / "checkpoints", self._assembly.method.server_state, keep_versions)
 
     def close(self) -> None:
         """Release the directory's lock."""

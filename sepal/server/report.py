@@ -256,6 +256,7 @@ def metrics_line(
         "seconds": dict(record.seconds),
         "diverged": len(record.diverged),
         "halvings": record.halvings,
+        **({"restarted": list(record.restarted)} if record.restarted else {}),
         "method": dict(method),
         "clients": [_client(record, name, sizes, figures, scoring) for name in sorted(record.replies)],
         "not_accepted": [{"client": e.client, "status": e.status, "reason": e.reason} for e in refusals],

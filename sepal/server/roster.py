@@ -19,7 +19,7 @@ from typing import Protocol
 
 from sepal.config.agreement import disagreement
 from sepal.errors import DataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
-from sepal.protocol.messages import Reply
+from sepal.protocol.messages import MOST_VERSIONS, Reply, is_version, version_round
 from sepal.protocol.types import ClientInfo
 
 log = logging.getLogger("sepal")
@@ -82,6 +82,8 @@ class Connections:
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
         silent: Node id to the reason why its last query has no answer.
+        version_of: Returns the version that the server has of a client's state; empty if it has none.
+        lost: The clients that lacked this version when they were asked last.
         pending: Node id to when it was asked, in seconds of the monotonic clock, for those that may still answer.
     """
 
@@ -100,6 +102,8 @@ class Connections:
     tell: Callable[[int, str], None] = lambda node, reason: None
     names: dict[int, str] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)
+    version_of: Callable[[str], str] = lambda name: ""
+    lost: set[str] = field(default_factory=set)
     pending: dict[int, float] = field(default_factory=dict)
     _turn: int = 0
     _resting: dict[int, tuple[int, int]] = field(default_factory=dict)  # node id to (until which turn, for how long)
@@ -156,6 +160,10 @@ class Connections:
                 self._resting[self.nodes[name]] = self._turn + _LONGEST_REST, _LONGEST_REST
             self.names[node] = name
             self.nodes[name], self.infos[name], self.stores[name] = node, answer.client, answer.facts["store"]
+            if "versions" in answer.facts and _lacks(self.version_of(name), answer.facts["versions"].split("\n")):
+                self.lost.add(name)
+            else:
+                self.lost.discard(name)
         return refusals
 
     def pin(self, roster: Mapping[str, ClientInfo]) -> None:
@@ -239,6 +247,17 @@ class Connections:
         except SepalError as reason:
             return RosterError(f"{client.name}: {reason.key}", reason.expected, reason.got)
         return None
+
+
+def _lacks(version: str, listed: Sequence[str]) -> bool:
+    """Return whether a client that lists these versions, the newest first, lacks one of its own.
+
+    A full list may have no room for older ones.
+    """
+    if not version or version in listed:
+        return False
+    oldest = listed[-1]
+    return len(listed) < MOST_VERSIONS or not is_version(oldest) or version_round(version) >= version_round(oldest)
 
 
 def wait(

@@ -107,6 +107,19 @@ class ServerRun:
         self.state, self.fresh = state, False
         self.store.checkpoint(state)
 
+    def restart(self, names: Sequence[str]) -> None:
+        """Forget the versions of clients that have lost them, in a checkpoint: the clients are newcomers again.
+
+        Raises:
+            ConfigError: The run has noise: what a client has sent since then would count for nobody.
+        """
+        if self.config.privacy.noise:
+            expected = "refuse with privacy.noise: ε would leave out what these clients have sent since then"
+            raise ConfigError("lost-states", expected, f"restart of {', '.join(names[:5])}")
+        versions = {name: version for name, version in self.state.versions.items() if name not in names}
+        self.state = replace(self.state, versions=versions)
+        self.store.checkpoint(self.state)
+
     def samples(self, round: int) -> bool:
         """Return whether ``round`` draws the clients that train, as far as the records tell."""
         ends = round > self.config.rounds or self.stopping.stopped

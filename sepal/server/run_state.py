@@ -79,6 +79,7 @@ class RoundRecord:
         lowered_until: The last round that is to have that learning rate.
         undone: Whether the round is to be repeated: the record then has what the undone attempts have cost, and no
             reply.
+        restarted: Names of the clients that had lost the version of their state, and start again as newcomers.
         best_round: In the closing round of a run with ``final-model = "best"``, the round whose full evaluation was
             best: what it started from is evaluated again; else 0.
     """
@@ -99,6 +100,7 @@ class RoundRecord:
     lowered_until: int = field(default=0, metadata=SPARING)
     undone: bool = field(default=False, metadata=SPARING)
     best_round: int = field(default=0, metadata=SPARING)
+    restarted: tuple[str, ...] = field(default=(), metadata=SPARING)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from sepal.config import RunConfig
-from sepal.errors import ConfigError, DamagedError, RoundError
+from sepal.errors import ConfigError, DamagedError, RoundError, StateError
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.method.interface import Method, RunSetup
 from sepal.server.contact import Contact
@@ -74,6 +74,7 @@ class SepalStrategy:
         self.store: RunStore = store or MemoryRunStore()
         self._run = ServerRun(method, setup, self.store)
         self._connections = Connections(self._run.state.weights, agreed)
+        self._connections.version_of = lambda name: self._run.state.versions.get(name, "")
         self._current: Round | None = None
         self._spent = 0.0
 
@@ -206,11 +207,13 @@ class SepalStrategy:
         present = contact.online()
         contact.refresh(None if drawn is None else present)
         joined, stores = connections.newcomers(run.state.roster)
+        restarted = self._restarted()
         halvings, until = run.lowered(run.state.round + 1)
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
         if start.closing:
             run.check_trained()
         round = Round(start, run.setup, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
+        round.restarted = restarted
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
         self._current = round
@@ -243,6 +246,27 @@ class SepalStrategy:
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)
         self._spent = time.monotonic() - ended
+
+    def _restarted(self) -> tuple[str, ...]:
+        """Return the clients that had lost the version of their state, and are newcomers from now on.
+
+        Raises:
+            StateError: There are some, and ``lost-states`` says so.
+        """
+        run = self._run
+        lost = sorted(self._connections.lost - set(run.state.evicted))
+        if not lost or (run.config.lost_states == "refuse" and run.config.on_missing == "skip"):
+            return ()  # their orders fail, and the rounds go on without them
+        names, count = ", ".join(lost[:5]) + ", …" * (len(lost) > 5), len(lost)
+        if run.config.lost_states == "refuse":
+            expected = f"clients that have the states of round {run.state.round}, to which the server has gone back"
+            remedy = "with lost-states = restart they start again from the server's model"
+            raise StateError("clients", expected, f"{count} that have lost them ({names}): {remedy}")
+        run.restart(lost)
+        self._connections.lost.clear()
+        words = "round %d: %d clients lack their state of that time and start again from the server's model: %s"
+        log.warning(words, run.state.round + 1, count, names)
+        return tuple(lost)
 
     def _finish(
         self,

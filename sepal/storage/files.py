@@ -137,8 +137,7 @@ def make_directory(path: Path) -> None:
         missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
         private_directory(path)
         for directory in missing:  # otherwise a power failure may lose the directory with its synced files
-            with _directory(directory.parent) as handle:
-                os.fsync(handle)
+            sync_directory(directory.parent)
     except OSError as reason:
         raise StateError(str(path), "a directory that can be made", reason.strerror or reason) from None
 
@@ -172,6 +171,15 @@ def check_owner(path: Path) -> None:
         who = "others" if mode & stat.S_IWOTH else "its group"
         expected = f"a directory that only its owner may write to (chmod go-w {path})"
         raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(status.st_mode):o}")
+
+
+def sync_directory(path: Path) -> None:
+    """Sync a directory's entries, so that files that were made or renamed in it survive a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def set_aside(path: Path) -> None:
@@ -244,17 +252,7 @@ def _replacing(path: Path, sync: bool) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
         part.replace(path)
         if sync:
-            with _directory(path.parent) as handle:
-                os.fsync(handle)
+            sync_directory(path.parent)
     except OSError as reason:
         part.unlink(missing_ok=True)
         raise StateError(str(path), "room and permission to write", reason.strerror or reason) from None
-
-
-@contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        yield handle
-    finally:
-        os.close(handle)

@@ -141,7 +141,7 @@ def test_durable_prunes_what_is_older(host):
 
 
 def saved(host) -> list[str]:
-    return sorted(host.store._versions())
+    return sorted(host.store._named("safetensors"))
 
 
 def test_adapting_is_scratch_unless_it_is_to_be_kept(host):
@@ -174,7 +174,7 @@ def test_a_query_says_who_it_is_and_needs_no_state(host):
     records = ask(host, order(Kind.QUERY, 0, base=version(3, "", "", "")), Content())
     reply = read_reply(records)[0]
     assert reply.client == ClientInfo("a", 10)
-    assert reply.facts == {"weights": "w", "store": host.store.identity}
+    assert reply.facts == {"weights": "w", "store": host.store.identity, "versions": ""}
     assert saved(host) == []
 
 

@@ -136,6 +136,9 @@ class CachedStore:
                 self._cache.drop(self._name, old)
         self._cache.put(self._name, version, stored)
 
+    def versions(self) -> None:
+        """Return None: in process, the server and the clients have one directory."""
+
     def prune(self, durable: str, best: str = "") -> None:
         """Delete versions on disk that neither a checkpoint nor the best state needs."""
         if durable and (self._cache.directory / self._name).exists():

@@ -34,7 +34,7 @@ from sepal.storage.serialize import flatten, restore
 log = logging.getLogger("sepal")
 
 EVICTED = "evicted"
-_ROUND = re.compile(r"[0-9]{6,9}\Z")
+ROUND_NAME = re.compile(r"[0-9]{6,9}\Z")
 BEST = "best.safetensors"
 _CHECKPOINT = re.compile(r"round-[0-9]{6,9}\.safetensors\Z")
 NOBODY: frozenset[str] = frozenset()
@@ -54,12 +54,15 @@ class DiskRunStore:
     Args:
         directory: Created if missing.
         state: Type of the server algorithm's state.
+        keep_versions: For how many rounds before the oldest checkpoint the clients keep the versions of their states,
+            so that a copy of the directory that is as old can be continued.
     """
 
     replays = lasts = True
 
-    def __init__(self, directory: Path, state: type) -> None:
-        self._directory, self._state = directory, state
+    def __init__(self, directory: Path, state: type, keep_versions: int = 0) -> None:
+        self._directory, self._state, self._keep_versions = directory, state, keep_versions
+        self._past_round, self._past_versions = 0, dict[str, str]()
         self._run = ""
         make_directory(directory / "uploads")
         make_directory(directory / "records")
@@ -178,7 +181,7 @@ class DiskRunStore:
 
     def _rounds(self, part: str, is_selected: Callable[[int], bool]) -> list[Path]:
         entries = list((self._directory / part).iterdir())
-        return [path for path in entries if _ROUND.match(path.name) and is_selected(int(path.name))]
+        return [path for path in entries if ROUND_NAME.match(path.name) and is_selected(int(path.name))]
 
     def undo(self, record: RoundRecord) -> None:
         """Go back to before ``record.round``, which is to be repeated; durable when this returns.
@@ -276,8 +279,24 @@ class DiskRunStore:
                 _remove(later)
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the oldest kept checkpoint."""
-        return self._durable[min(self._durable)] if self._durable else {}
+        """Return the clients' versions at the oldest kept checkpoint, or ``keep_versions`` rounds before it."""
+        if not self._durable:
+            return {}
+        oldest = min(self._durable)
+        return (
+            self._versions_after(max(0, oldest - self._keep_versions)) if self._keep_versions else self._durable[oldest]
+        )
+
+    def _versions_after(self, round: int) -> Mapping[str, str]:
+        """Return the clients' versions after ``round``, by the records up to it; older ones if a record is lost."""
+        if round < self._past_round:  # the run has gone back
+            self._past_round, self._past_versions = 0, {}
+        with suppress(DamagedError):
+            while self._past_round < round:
+                replies = self._read_record(self._past_round + 1).replies
+                self._past_versions |= {name: reply.version for name, reply in replies.items() if reply.version}
+                self._past_round += 1
+        return self._past_versions
 
     def best_versions(self) -> Mapping[str, str]:
         """Return the clients' versions of the best state."""

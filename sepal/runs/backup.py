@@ -1,0 +1,163 @@
+"""Copies a run's files while a server writes them, so that the copy can be continued like the run itself.
+
+Files of checkpoints, records and uploads are written once and never changed, so a copy is consistent if nothing that
+belongs to its newest checkpoint was deleted while it was made: a server deletes uploads, and clients delete states,
+only once no kept checkpoint needs them. A copy during which that checkpoint was deleted is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from sepal.errors import StateError
+from sepal.protocol.messages import is_version
+from sepal.runs.stored_run import ABOUT
+from sepal.server.run_store.disk import BEST, EVICTED, ROUND_NAME, checkpoints_of
+from sepal.storage.files import check_owner, make_directory, read_tensors, sync_directory
+from sepal.storage.regular import is_inside
+
+ROWS = ("metrics.jsonl", "ledger.jsonl")
+MOST_ATTEMPTS = 20
+_PART = 1 << 20  # bytes that are copied at once
+
+
+def back_up(run: Path, directory: Path) -> tuple[Path, int]:
+    """Copy a run, which may be going on, to a directory of its name in ``directory``, instead of an older copy there.
+
+    Only files that a run has are read, and no link that leads out of the run is followed. The copy has the mode 700.
+    The older copy is there until the new one is complete.
+
+    Returns:
+        The copy, and the round of its newest checkpoint.
+
+    Raises:
+        StateError: The run has no checkpoint that can be read, the directory holds something else under its name, it
+            cannot be written, or the run deletes its checkpoints faster than they can be copied.
+    """
+    target, part, former = directory / run.name, directory / f".{run.name}.part", directory / f".{run.name}.former"
+    if run.resolve() == target.resolve():
+        raise StateError(str(directory), "another directory than that of the run", "the same")
+    make_directory(directory)
+    check_owner(directory)
+    if not os.path.lexists(target) and former.is_dir() and not former.is_symlink():
+        former.rename(target)  # a backup was killed between its two last steps
+    if os.path.lexists(target) and _run_id(target) != _run_id(run):
+        raise StateError(str(target), f"nothing, or an earlier copy of the run {run.name}", "something else")
+    for _ in range(MOST_ATTEMPTS):
+        _remove(part)
+        make_directory(part)
+        if (round := _copied(run, part)) is not None:
+            break
+        _remove(part)
+    else:
+        expected = "a checkpoint that is there for as long as the copy takes: a larger checkpoint-every"
+        raise StateError(str(run), expected, f"none in {MOST_ATTEMPTS} attempts")
+    if os.path.lexists(target):
+        _remove(former)
+        target.rename(former)
+    part.rename(target)
+    sync_directory(directory)
+    _remove(former)
+    return target, round
+
+
+def _copied(run: Path, part: Path) -> int | None:
+    """Copy the run's files to ``part``; return the newest checkpoint's round, or None if it was deleted meanwhile."""
+    checkpoints = checkpoints_of(run)
+    if not checkpoints:
+        raise StateError(str(run), "a run with a checkpoint", "none")
+    newest, ended = checkpoints[-1], (run / "summary.json").exists()
+    listed = [*checkpoints, *_written_once(run)]
+    try:
+        for path in listed:
+            _copy(path, part / path.relative_to(run), run)
+        for name in ("config.toml", ABOUT, *ROWS, *(["summary.json"] if ended else [])):
+            if (run / name).exists():
+                _copy(run / name, part / name, run, whole_lines=name in ROWS)
+    except FileNotFoundError:
+        return None
+    if not newest.exists():
+        return None
+    read_tensors(part / newest.relative_to(run))  # raises if it is damaged
+    return int(newest.stem.removeprefix("round-"))
+
+
+def _written_once(run: Path) -> Iterator[Path]:
+    """Yield the files of a run that are never changed: records before uploads, which are stored before their record."""
+    store, clients = run / "checkpoints", run / "clients"
+    if (store / BEST).exists():
+        yield store / BEST
+    yield from _entries(store / EVICTED)
+    yield from (path for path in _entries(store / "records") if ROUND_NAME.match(path.name))
+    for uploads in (path for path in _entries(store / "uploads") if ROUND_NAME.match(path.name)):
+        yield from (path for path in _entries(uploads) if path.suffix == ".safetensors")
+    for client in (client for run_id in _entries(clients) for client in _entries(run_id)):  # of a run in process
+        for path in _entries(client):
+            if path.name == "identity" or (path.suffix in (".safetensors", ".origin") and is_version(path.stem)):
+                yield path
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _copy(source: Path, target: Path, within: Path, whole_lines: bool = False) -> None:
+    """Copy a regular file of a run; with ``whole_lines``, up to the end of its last complete line.
+
+    Raises:
+        FileNotFoundError: It was deleted.
+        StateError: It is no regular file, leads out of the run, or cannot be read or written.
+    """
+    make_directory(target.parent)
+    try:
+        if not is_inside(source, within):
+            if not os.path.lexists(source):
+                raise FileNotFoundError(source)
+            raise StateError(str(source), f"a file in {within}", "a link that leads out of it")
+        handle = os.open(source.resolve(strict=True), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as read, open(target, "xb", opener=_private) as written:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise StateError(str(source), "a regular file", "a directory, pipe or device")
+            _stream(read, written, whole_lines)
+            written.flush()
+            os.fsync(written.fileno())
+    except FileNotFoundError:
+        raise
+    except OSError as reason:
+        raise StateError(str(target), f"room and permission to copy {source}", reason.strerror or reason) from None
+
+
+def _stream(read: BinaryIO, written: BinaryIO, whole_lines: bool) -> None:
+    end = 0  # of the last complete line
+    while data := read.read(_PART):
+        if (line_end := data.rfind(b"\n")) >= 0:
+            end = written.tell() + line_end + 1
+        written.write(data)
+    if whole_lines:
+        written.truncate(end)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _run_id(run: Path) -> str:
+    """Return the id of the run in a directory; empty if it has no checkpoint."""
+    checkpoints = [] if run.is_symlink() else checkpoints_of(run)
+    return str(json.loads(read_tensors(checkpoints[-1])[1]).get("run", "")) if checkpoints else ""
+
+
+def _remove(directory: Path) -> None:
+    if directory.is_symlink():
+        raise StateError(str(directory), "a directory that `sepal backup` has made", "a link")
+    if directory.exists():
+        shutil.rmtree(directory)
