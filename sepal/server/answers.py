@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sepal.errors import ProtocolError
+from sepal.errors import ChangedDataError, ProtocolError
 from sepal.protocol.messages import Content, Order, Reply, version
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.protocol.views import check_counts
@@ -40,7 +40,10 @@ def check_reply(
 
     Raises:
         ProtocolError: It is not the reply to this order, or says what no client has to say.
+        ChangedDataError: The client has other data than in the roster.
     """
+    if reply.client.name == client.name and reply.client.data != client.data:
+        raise ChangedDataError.of(client.name, client.data, reply.client.data)
     kept = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
     reached = version(order.plan.round, order.base, download, content.digest()) if kept else ""
     expected = Reply(order.run, order.plan.round, order.kind, client, order.base, download, reached)

@@ -14,7 +14,16 @@ from typing import TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import DeviceMemoryError, DivergedError, FailedError, ProtocolError, RoundError, SepalError, causes_of
+from sepal.errors import (
+    ChangedDataError,
+    DeviceMemoryError,
+    DivergedError,
+    FailedError,
+    ProtocolError,
+    RoundError,
+    SepalError,
+    causes_of,
+)
 from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import Task
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
@@ -247,10 +256,13 @@ class Round:
             reason: Why it does not count.
         """
         name = request.client
-        if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
+        if isinstance(reason, ChangedDataError):  # it costs this client's round; in the next one it is asked again
+            reason = ChangedDataError.of(name) if reported else reason
+            log.warning("round %d goes on without a client: %s", self._plan.round, reason)
+        elif reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
             reason = ProtocolError(name, "a reply", f"an error: {reason}")
         self._ledger.refused(request, content, size, str(reason))
-        if reported and not isinstance(reason, DivergedError | DeviceMemoryError):
+        if reported and not isinstance(reason, ChangedDataError | DivergedError | DeviceMemoryError):
             self._count_failure(name, reason)
             return
         self.waiting.discard(name)  # asked again, it would fail again
