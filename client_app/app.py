@@ -19,7 +19,16 @@ from flwr.clientapp import ClientApp
 
 from sepal import user_modules
 from sepal.client_app.audit import Audit
-from sepal.client_app.build import Node, Shared, build_host, has_whole, open_store, open_upload_count, parts_of
+from sepal.client_app.build import (
+    Node,
+    Shared,
+    build_host,
+    frozen_data,
+    has_whole,
+    open_store,
+    open_upload_count,
+    parts_of,
+)
 from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.host import ClientHost
 from sepal.client_app.mods import Mod, refuse_array_mods
@@ -186,7 +195,8 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     # A query may arrive while the client trains; all other messages are answered one at a time.
     with nullcontext() if order.kind is Kind.QUERY else store.lock():
         secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
-        host = build_host(shared, node, order.run, store, secret)
+        frozen = None if on_one_machine() else frozen_data(shared, node, store)
+        host = build_host(shared, node, order.run, store, secret, frozen)
         if order.kind is Kind.QUERY and not on_one_machine():
             log.info("%s: %s", node.client, _share(node, shared, host))
         if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
@@ -194,8 +204,11 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if node.export:
             from sepal.export.client_model import write_deployed
 
-            host = replace(host, deliver=partial(write_deployed, shared, node, order.run))
-        return host.answer(message.content)
+            host = replace(host, deliver=partial(write_deployed, shared, node, order.run, source=frozen))
+        answer = host.answer(message.content)
+        if frozen and order.kind is Kind.ADAPT and order.keep:  # the closing round; its reply is stored
+            frozen.remove()
+        return answer
 
 
 def _share(node: Node, shared: Shared, host: ClientHost) -> str:

@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sepal.client_app.data_digest import data_digest, data_keys
+from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.state_store import DiskStateStore, StateStore
@@ -25,7 +26,7 @@ from sepal.client_app.upload_count import UploadCount
 from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
 from sepal.config import RunConfig, kebab
 from sepal.config.agreement import MACHINE
-from sepal.data import FederatedData, OwnData
+from sepal.data import ClientData, FederatedData, OwnData
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError
@@ -60,7 +61,7 @@ class Shared:
         networks: Networks by use; weights are loaded before each use.
         pooled: A sample of the test data of all clients, on the device; None until first used.
         everyone: All test data of all clients, for test-time shift; None until first used.
-        digests: Digests of clients' data by client; see :func:`data_digest`.
+        digests: Digests of clients' data by client and numbers of examples; see :func:`data_digest`.
         meeting: Where clients meet that train at once; None if each trains alone.
         programs: What makes captured steps; None if steps are made one by one.
     """
@@ -188,7 +189,9 @@ class Node:
         return self if self.name or self.data else replace(self, name=assembly.client_name(self.partition))
 
 
-def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"") -> ClientHost:
+def build_host(
+    shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"", source: FederatedData | None = None
+) -> ClientHost:
     """Return the client's host.
 
     Args:
@@ -197,21 +200,19 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         run: UUID of the run.
         store: The client's states in this run.
         secret: What the noise of ``privacy.noise`` is drawn from; empty to draw it from the run's seed.
+        source: The client's data; None for those of :func:`data_of`.
 
     Raises:
         DataError: The client has no data, or its private data does not match the run config.
     """
     task, device = shared.assembly.task, shared.device
     capacity = task.config.capacity.draw(task.config.seed, node.client) if node.capacity is None else node.capacity
-    source, clients = data_of(shared.assembly, node), parts_of(shared.assembly, node)
+    source, clients = source or data_of(shared.assembly, node), parts_of(shared.assembly, node)
     data = source.client(node.partition, clients, node.client)
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
-    if node.client not in shared.digests:
-        key = f"{getattr(store, 'secret', '')}|{shared.data_keys}"
-        with generators_seeded(derive_seed(task.config.seed, "data-digest", node.client)):  # reads the user's Datasets
-            shared.digests[node.client] = data_digest(data, key)
-    info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
+    digest = _digest(shared, node, store, data)
+    info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], digest)
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
     shown = judged = validation
     if task.config.evaluate.validation_apart:
@@ -273,6 +274,17 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     )
 
 
+def _digest(shared: Shared, node: Node, store: StateStore, data: ClientData) -> str:
+    """Return the digest of a client's data. It is computed again where a process sees that they have grown."""
+    known = f"{node.client} {[len(part) for part in (data.train, data.validation, data.test)]}"
+    if known not in shared.digests:
+        key = f"{getattr(store, 'secret', '')}|{shared.data_keys}"
+        seed = shared.assembly.task.config.seed
+        with generators_seeded(derive_seed(seed, "data-digest", node.client)):  # reads the user's Datasets
+            shared.digests[known] = data_digest(data, key)
+    return shared.digests[known]
+
+
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:
     """Return the targets that a client trains on; a Dataset's have no scale."""
     return targets if scale is None or isinstance(targets, Column) else scale.standardized(targets)
@@ -303,6 +315,14 @@ def data_of(assembly: Assembly, node: Node) -> FederatedData:
     learning = assembly.task.learning
     targets = None if learning.classifies else learning.targets
     return OwnData(assembly.info, node.data, config.split.validation, config.seed, targets=targets)
+
+
+def frozen_data(shared: Shared, node: Node, store: DiskStateStore) -> FrozenData | None:
+    """Return the copy of a deployed client's data in a run with ``data-changes = "freeze"``, else None."""
+    if shared.assembly.task.config.data_changes != "freeze":
+        return None
+    digest = partial(_digest, shared, node, store)
+    return FrozenData(data_of(shared.assembly, node), store.directory, digest)
 
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:

@@ -196,8 +196,10 @@ class ClientHost:
         return reply, answer
 
     def _load(self, base: str) -> tuple[Any, str, Local, str]:
-        """Return a version, the digest of all that the server chose on the way to it, the client's buffers, and the
-        digest of the data with the reply that led to it, which the server has accepted; empty if it is not known.
+        """Return a version, the digest of all that the server chose on the way to it, the client's buffers, its data.
+
+        These are as a digest, that of the reply that led to the version, which the server has accepted; empty if there
+        is none.
         """
         if not base:
             return self.algorithm.init(), "", {}, ""

@@ -303,6 +303,11 @@ class RunConfig(Settings):
         description="if a client does not reply: ask again, or continue without it",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
+    data_changes: Literal["refuse", "freeze"] = Field(
+        "refuse",
+        description="if a client's own data change in mid-run: refuse: its replies do not count until the data are as "
+        "before; freeze: each client copies its data when the run begins, and trains on the copy to its end",
+    )
     roster: Literal["closed", "open", "drawn"] = Field(
         "closed",
         description="closed: no client may join after the start; open (or clients = 0): any may, between rounds; "

@@ -279,11 +279,7 @@ def wait(
         if unfit and isinstance(needed, int):
             raise _of_all(unfit, needed or len(unfit) + len(connections.nodes))
         changed = [refusal for refusal in refusals if isinstance(refusal, ChangedDataError)]
-        if connections.refuses_by_round:
-            for refusal in changed:
-                log.warning("refused in each round until then: %s", refusal)
-        elif not isinstance(needed, int) and not enough:
-            _raise_for_other_data(changed, needed)
+        _note_changed(changed, () if isinstance(needed, int) or enough else needed, connections.refuses_by_round)
         refused |= dict.fromkeys(map(str, refusals))
         present, now = len(connections.nodes), time.monotonic()
         if present != before:
@@ -337,8 +333,10 @@ def _errors(connections: Connections, again: bool) -> list[str]:
     return errors
 
 
-def _raise_for_other_data(changed: Sequence[ChangedDataError], needed: Sequence[str]) -> None:
-    """Raise if one of the clients ``needed`` has different data than before."""
+def _note_changed(changed: Sequence[ChangedDataError], needed: Sequence[str], by_round: bool) -> None:
+    """Raise if one of the clients ``needed`` has different data than before; warn where that costs only its rounds."""
     for refusal in changed:
-        if refusal.key.removesuffix(": data") in needed:
+        if by_round:
+            log.warning("refused in each round until then: %s", refusal)
+        elif refusal.key.removesuffix(": data") in needed:
             raise refusal  # waiting for the client would not help

@@ -105,7 +105,8 @@ def test_a_client_that_claims_any_number_of_examples_is_refused():
 
         def lying(name, federation=federation, honest=honest):
             host = honest(name)
-            host.store.load = lambda version, load=type(host.store).load: forget(load(host.store, version))
+            load = type(host.store).load
+            host.store.load = lambda version: forget(load(host.store, version))
             return host
 
         federation.host = lying
