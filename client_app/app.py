@@ -23,12 +23,13 @@ from sepal.client_app.build import (
     Node,
     Shared,
     build_host,
-    frozen_data,
+    changing_data,
     has_whole,
     open_store,
     open_upload_count,
     parts_of,
 )
+from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.host import ClientHost
 from sepal.client_app.mods import Mod, refuse_array_mods
@@ -195,8 +196,8 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     # A query may arrive while the client trains; all other messages are answered one at a time.
     with nullcontext() if order.kind is Kind.QUERY else store.lock():
         secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
-        frozen = None if on_one_machine() else frozen_data(shared, node, store)
-        host = build_host(shared, node, order.run, store, secret, frozen)
+        source = None if on_one_machine() else changing_data(shared, node, store)
+        host = build_host(shared, node, order.run, store, secret, source)
         if order.kind is Kind.QUERY and not on_one_machine():
             log.info("%s: %s", node.client, _share(node, shared, host))
         if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
@@ -204,10 +205,10 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if node.export:
             from sepal.export.client_model import write_deployed
 
-            host = replace(host, deliver=partial(write_deployed, shared, node, order.run, source=frozen))
+            host = replace(host, deliver=partial(write_deployed, shared, node, order.run, source=source))
         answer = host.answer(message.content)
-        if frozen and order.kind is Kind.ADAPT and order.keep:  # the closing round; its reply is stored
-            frozen.remove()
+        if isinstance(source, FrozenData) and order.kind is Kind.ADAPT and order.keep:
+            source.remove()  # the closing round, whose reply is stored
         return answer
 
 

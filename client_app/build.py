@@ -28,6 +28,7 @@ from sepal.config import RunConfig, kebab
 from sepal.config.agreement import MACHINE
 from sepal.data import ClientData, FederatedData, OwnData
 from sepal.data.federation import DealtData
+from sepal.data.growing import GrowingData
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError
 from sepal.names import NAME, client_name
@@ -264,6 +265,7 @@ def build_host(
         noised=shared.assembly.method.private_phases if secret and task.config.privacy.noise else (),
         begin=trainer.begin,
         take_up=trainer.take_up,
+        changes=task.config.data_changes == "accept",
         local=lambda: trainer.local,
         tells_divergence=not task.config.privacy.noise,
         accuracies=node.accuracies,
@@ -317,12 +319,14 @@ def data_of(assembly: Assembly, node: Node) -> FederatedData:
     return OwnData(assembly.info, node.data, config.split.validation, config.seed, targets=targets)
 
 
-def frozen_data(shared: Shared, node: Node, store: DiskStateStore) -> FrozenData | None:
-    """Return the copy of a deployed client's data in a run with ``data-changes = "freeze"``, else None."""
-    if shared.assembly.task.config.data_changes != "freeze":
-        return None
-    digest = partial(_digest, shared, node, store)
-    return FrozenData(data_of(shared.assembly, node), store.directory, digest)
+def changing_data(shared: Shared, node: Node, store: DiskStateStore) -> FrozenData | GrowingData | None:
+    """Return a deployed client's data in a run with ``data-changes = "freeze"`` or ``"accept"``, else None."""
+    config = shared.assembly.task.config
+    if config.data_changes == "freeze":
+        return FrozenData(data_of(shared.assembly, node), store.directory, partial(_digest, shared, node, store))
+    if config.data_changes == "accept":
+        return GrowingData.of(data_of(shared.assembly, node), f"split|{store.secret}", config)
+    return None
 
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:

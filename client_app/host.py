@@ -80,6 +80,7 @@ class ClientHost:
         take_up: Called before each message's work with its round and the buffers that stay with the client
             (:attr:`sepal.client_app.state_store.Stored.local`).
         local: Returns those buffers after the work.
+        changes: Whether the client's data may change in the run (``data-changes = "accept"``).
     """
 
     run: str
@@ -100,6 +101,7 @@ class ClientHost:
     data_bytes: int = 0
     take_up: Callable[[int, Local], None] = lambda round, local: None
     local: Callable[[], Local] = dict
+    changes: bool = False
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -138,8 +140,12 @@ class ClientHost:
         stored = self.store.answered(plan.round, request)
         if stored:
             return stored.reply, stored.content
-        if began and self.info.data and began != self.info.data:  # before a first accepted reply, the server compares
+        if (
+            not self.changes and began and self.info.data and began != self.info.data
+        ):  # before a first accepted reply, the server compares
             raise ChangedDataError.of(self.info.name, began, self.info.data)
+        if self.changes and kind is Kind.TRAIN and not self.info.examples:
+            raise ChangedDataError(f"{self.info.name}: data", "training examples", "none any more")
         download = unseal(content, self.algorithm.download_schema(state, plan))
         self.take_up(plan.round, local)
         charge = ""

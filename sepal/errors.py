@@ -13,8 +13,9 @@ MOST_CAUSES, MOST_NAMES = 5, 3  # that one line tells of clients
 NESTED = re.compile(r": expected .+, got ")
 BEGAN = "the data with which the run was started"
 OTHER_DATA = (
-    "its files, schema.toml or what its function returns have changed, or another version of Sepal, which reads them "
-    "otherwise, began the run; bring them back, or begin a new run (data-changes = freeze keeps a copy)"
+    "bring them back, or begin a new run (with data-changes = freeze or accept they may change); its files, "
+    "schema.toml or what its function returns have changed, or another version of Sepal, which reads them otherwise, "
+    "began the run"
 )
 FEW = 3  # characters of a last part of which the beginning is likely to be meant
 

@@ -28,9 +28,7 @@ def check_together(config: RunConfig) -> None:
     if config.engine.capture and config.engine.batch > 1:
         expected = "0 or 1 with engine.capture, which trains one client at a time"
         raise ConfigError("engine.batch", expected, config.engine.batch)
-    if config.data_changes != "refuse" and config.dataset not in OWN_DATA:
-        expected = f"refuse with dataset = {config.dataset}, which does not change ({', '.join(OWN_DATA)} may)"
-        raise ConfigError("data-changes", expected, config.data_changes)
+    _check_data_changes(config)
     _check_final_model(config)
     _check_round(config)
     if config.split.test_of_labels and config.split.test_fraction:
@@ -78,6 +76,20 @@ def why_no_best(config: RunConfig) -> str:
     if config.roster != "closed" or not config.clients:
         return "a roster that is not closed: the best model may not know all clients"
     return ""
+
+
+def _check_data_changes(config: RunConfig) -> None:
+    """Raise if data that change are asked for, and cannot change or be split by each example alone."""
+    if config.data_changes != "refuse" and config.dataset not in OWN_DATA:
+        expected = f"refuse with dataset = {config.dataset}, which does not change ({', '.join(OWN_DATA)} may)"
+        raise ConfigError("data-changes", expected, config.data_changes)
+    if config.data_changes != "accept":
+        return
+    drawn = {"split.by": "random", "split.test-of-labels": False, "partition.subsample": 0}
+    for key, value in drawn.items():
+        if config.value(key) != value:
+            expected = f"{str(value).lower()} with data-changes = accept: an example's part follows from it alone"
+            raise ConfigError(key, expected, config.value(key))
 
 
 def _check_final_model(config: RunConfig) -> None:

@@ -21,6 +21,7 @@ from sepal.client_app.state_store import DiskStateStore, Stored
 from sepal.data import FederatedData
 from sepal.data.examples import DatasetInfo, Examples
 from sepal.data.federation import DealtData
+from sepal.data.growing import GrowingData
 from sepal.data.schema import parsed
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError, one_line
@@ -200,7 +201,7 @@ def extract(
     x = torch.from_numpy(np.array(raw))
     if isinstance(source, DealtData) and data.scale:
         raw = source.raw(node.partition, parts).train.x[:64]
-    elif isinstance(source, FrozenData) and data.scale:
+    elif isinstance(source, FrozenData | GrowingData) and data.scale:
         raw = source.raw(node.partition, parts, node.client)
     origin = Origin(
         keys.model,

@@ -71,6 +71,7 @@ class Connections:
         refuses_by_round: Whether a client of the roster that has other data is connected all the same, and each of its
             replies refused (:func:`sepal.server.answers.check_reply`) until its data are as before. In process data
             change between two starts only, and the run is not continued.
+        accepts_changes: Whether a client of the roster may have other data (``data-changes = "accept"``).
         bound: Returns the only client name that a node may have, by node id; nodes without a key of a name are absent.
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
@@ -90,6 +91,7 @@ class Connections:
     evicted: frozenset[str] = frozenset()
     data: Mapping[str, str] = field(default_factory=dict)
     refuses_by_round: bool = False
+    accepts_changes: bool = False
     bound: Callable[[], Mapping[int, str]] = dict
     tell: Callable[[int, str], None] = lambda node, reason: None
     names: dict[int, str] = field(default_factory=dict)
@@ -196,7 +198,11 @@ class Connections:
 
     def _changed(self, client: ClientInfo) -> ChangedDataError | None:
         began = self.data.get(client.name, client.data)
-        return None if began == client.data else ChangedDataError.of(client.name, began, client.data)
+        return (
+            None
+            if began == client.data or self.accepts_changes
+            else ChangedDataError.of(client.name, began, client.data)
+        )
 
     def _second(self, node: int, reply: Reply, ask: Ask) -> SepalError | Pending | None:
         """Return why ``node`` is refused if another node of its name answers; ``Pending`` as long as it may."""

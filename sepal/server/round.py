@@ -28,7 +28,7 @@ from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import Task
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
 from sepal.protocol.types import ClientInfo, Kind
-from sepal.server.answers import check_reply
+from sepal.server.answers import Growth, check_reply
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
@@ -222,8 +222,8 @@ class Round:
         try:
             check_size(size, self._most)
             reply, content = read_reply(records)
-            client = self._start.state.roster[name]
-            check_reply(request.order, client, self._digests[name], reply, content, self._task.learning.scoring)
+            client, scoring = self._start.state.roster[name], self._task.learning.scoring
+            check_reply(request.order, client, self._digests[name], reply, content, scoring, self._growth(client))
             if request.order.kind is Kind.TRAIN:
                 self.uploads.check(name, content)
                 if refused := self._guard.refused_change(self.uploads.changes(name, content)):
@@ -244,6 +244,12 @@ class Round:
             self._diverged[name] = "its model is not finite after training"
         self._ledger.accepted(request, content, size)
         self.settle()
+
+    def _growth(self, client: ClientInfo) -> Growth | None:
+        """Return how far a client's data may have changed; None if they may not."""
+        if self._config.data_changes != "accept":
+            return None
+        return Growth(self._start.state.began.get(client.name, client.examples), self._config.data_growth)
 
     def _note_refused(self, request: Request, content: Content, size: int, reported: bool, reason: SepalError) -> None:
         """Record why a reply was refused; stop waiting for the client if another one would be refused, too.

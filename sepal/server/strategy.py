@@ -243,6 +243,12 @@ class SepalStrategy:
         self._finish(record, start, round.uploads, round.outcome)
         self._spent = time.monotonic() - ended
 
+    def _tell_changed(self, start: RoundStart) -> None:
+        """Say in the round in which the first client's data have changed what that means for the run."""
+        if self.progress.began and not start.state.began:
+            words = "round %d: the data of %s have changed (data-changes = accept): the run can no longer be repeated"
+            log.warning(words, self.progress.round, ", ".join(sorted(self.progress.began)[:5]))
+
     def _finish(
         self,
         record: RoundRecord,
@@ -253,6 +259,8 @@ class SepalStrategy:
     ) -> None:
         """Apply a recorded round to the run. Replayed rounds use the same code as live ones."""
         line = self._run.apply(record, start, uploads, outcome)
+        if tell:
+            self._tell_changed(start)
         if record.joined:
             self._connections.pin(self.progress.roster)
         for observer in self._observers if tell else ():

@@ -135,6 +135,9 @@ def test_a_copy_is_whole(tmp_path):
     ("keys", "words"),
     [
         ({"dataset": "digits", "data-changes": "freeze"}, "data-changes: expected refuse with dataset = digits"),
+        ({"data-changes": "accept", "split.by": "time"}, "split.by: expected random with data-changes = accept"),
+        ({"data-changes": "accept", "partition.subsample": 9}, "partition.subsample: expected 0 with data-changes"),
+        ({"data-changes": "accept", "data-growth": 0.5}, "data-growth: expected greater than or equal to 1"),
         ({"data-changes": "thaw"}, "data-changes: expected 'refuse'"),
     ],
 )
@@ -143,8 +146,9 @@ def test_where_the_key_cannot_hold_it_is_refused(keys, words):
         assemble({**RUN, **keys})
 
 
-def test_in_process_and_in_a_simulation_it_is_refused_before_the_run(tmp_path, monkeypatch):
-    keys = {**RUN, "data-changes": "freeze", "out": str(tmp_path / "runs"), "name": "first"}
+@pytest.mark.parametrize("choice", ["freeze", "accept"])
+def test_in_process_and_in_a_simulation_it_is_refused_before_the_run(tmp_path, monkeypatch, choice):
+    keys = {**RUN, "data-changes": choice, "out": str(tmp_path / "runs"), "name": "first"}
     words = "data-changes: expected refuse where clients are on the server's machine"
     with pytest.raises(ConfigError, match=words):
         run_in_process(assemble(keys))
@@ -154,7 +158,8 @@ def test_in_process_and_in_a_simulation_it_is_refused_before_the_run(tmp_path, m
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_cannot_be_copied_is_refused_by_the_client(sites, tmp_path, caplog):
+@pytest.mark.parametrize("choice", ["freeze", "accept"])
+def test_what_cannot_be_copied_or_split_is_refused_by_the_client(sites, tmp_path, caplog, choice):
     """Datasets, and a part of files that several clients share."""
     nodes, _ = sites
     (tmp_path / "streams_of_test.py").write_text(
@@ -165,9 +170,9 @@ def test_what_cannot_be_copied_is_refused_by_the_client(sites, tmp_path, caplog)
     )
     streams = [{**node, "data": "streams_of_test:load"} for node in nodes]
     with pytest.raises(SepalError, match="data-changes: expected no error, got ConfigError"):
-        Deployment(streams, **{"data-changes": "freeze"}).start()
+        Deployment(streams, **{"data-changes": choice}).start()
     assert "data-changes: expected refuse with a Dataset" in caplog.text
-    folder = {"dataset": "folder", "own.shape": "", "own.classes": 0, "model": "auto", "data-changes": "freeze"}
+    folder = {"dataset": "folder", "own.shape": "", "own.classes": 0, "model": "auto", "data-changes": choice}
     folder |= {"partition.name": "iid"}
     shared = [{"partition-id": n, "num-partitions": 2, "data-dir": str(table(tmp_path / "own"))} for n in (0, 1)]
     with pytest.raises(SepalError, match="data-changes: expected no error, got ConfigError"):
