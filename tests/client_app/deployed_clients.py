@@ -9,6 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from sepal.client_app.app import handle
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.protocol.messages import read_order
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import assemble
 
@@ -63,11 +64,15 @@ class Clients(InProcessGrid):
 class Deployment:
     """A run over :class:`Clients`; ``changes`` are called after a round, by its number."""
 
-    def __init__(self, node_configs, store=None, changes=None, **run):
+    def __init__(self, node_configs, store=None, changes=None, directory=None, **run):
         self.run_config = {**RUN, **run}
         self.grid = Clients(node_configs, self.run_config)
         self.assembly = assemble(self.run_config)
         self.store, self.changes = store, changes or {}
+        self.observers = [self]
+        if directory:
+            self.observers.append(RunDirectory(directory, self.assembly, "flower"))
+            self.store = self.observers[1].store()
         self.records, self.lines = [], []
 
     def opened(self, progress, total):
@@ -83,7 +88,7 @@ class Deployment:
 
     def start(self):
         task, method = self.assembly.task, self.assembly.method
-        strategy = SepalStrategy(method, task, self.store, [self], pause=0.0, agreed=self.assembly.agreed)
+        strategy = SepalStrategy(method, task, self.store, self.observers, pause=0.0, agreed=self.assembly.agreed)
         strategy.start(self.grid)
         return strategy
 

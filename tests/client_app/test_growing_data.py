@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from sepal.client_app.host import COSTS
+from sepal.client_app.upload_count import UploadCount
 from sepal.data import ClientData, Examples
 from sepal.data.growing import GrowingData
 from sepal.data.schema import written
@@ -69,7 +72,9 @@ def test_the_parts_have_the_shares_of_the_keys_and_depend_on_the_secret():
         assert abs(len(parts.test) - 1000) < 100
         assert abs(len(parts.validation) - 300) < 60
     assert set(data[0].test.x.ravel()) != set(data[1].test.x.ravel())
-    assert [len(part) for part in (data[0].train, data[0].test)] != [len(part) for part in (data[1].train, data[1].test)]
+    assert [len(part) for part in (data[0].train, data[0].test)] != [
+        len(part) for part in (data[1].train, data[1].test)
+    ]
 
 
 def examples(deployment, name):
@@ -204,12 +209,35 @@ def test_a_table_that_grows_is_exported_with_the_means_of_its_last_training_part
     ]
     keys = {"dataset": "folder", "own.shape": "", "own.classes": 0, "model": "auto", "rounds": 2}
     changes = {1: lambda: table(tables[0], rows=90)}
-    deployment = Deployment(nodes, changes=changes, **keys, **ACCEPT, **{"folder.schema": str(schema)})
+    run = tmp_path / "runs" / "grown"
+    deployment = Deployment(nodes, changes=changes, directory=run, **keys, **ACCEPT, **{"folder.schema": str(schema)})
     assert deployment.start().progress.closed
+    assert json.loads((run / "summary.json").read_text())["data_changed"] == ["site-a"]
     assert deployment.statuses("site-a") == [["accepted"]] * 3
     counts = examples(deployment, "site-a")
     assert counts[0] < counts[1] == counts[2]
     assert 20 < load(tmp_path / "site-a.safetensors").origin.offset[0] < 110
+
+
+STRICT = {"no-accuracies": True, "least-noise": 0.5, "most-uploads": 4}
+NOISE = {"privacy.clip": 1.0, "privacy.noise": 0.5}
+
+
+@pytest.mark.parametrize("choice", ["refuse", "freeze", "accept"])
+def test_an_operators_demands_hold_while_data_grow(sites, choice, monkeypatch):
+    """A refused round sends no upload, and none is counted; the others have noise, and no figure but costs."""
+    nodes, change = sites
+    spent, spend = [], UploadCount.spend
+    monkeypatch.setattr(UploadCount, "spend", lambda self, name: spent.append(self) or spend(self, name))
+    changes = {1: lambda: change((60, 0), (40, 0)), 3: lambda: change((40, 0), (40, 0))}
+    strict = [{**node, **STRICT} for node in nodes]
+    deployment = Deployment(strict, changes=changes, **NOISE, **{"data-changes": choice})
+    assert deployment.start().progress.closed
+    status = "refused" if choice == "refuse" else "accepted"
+    assert deployment.statuses("site-a") == [["accepted"], [status], [status], ["accepted"], ["accepted"]]
+    charged = 2 * (4 + (2 if choice == "refuse" else 4))  # each upload once before training, once before it is sent
+    assert len(spent) == charged
+    assert {key for r in deployment.records for reply in r.replies.values() for key in reply.metrics} <= COSTS
 
 
 @pytest.mark.parametrize("method", registry.names())
