@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_no_example_that_was_ever_a_test_is_trained_on_later(states, cuts, salt)
     for values, cut in zip(states, cuts, strict=False):
         data = GrowingData(Rows(values, cut), salt, 0.25, 0.1).client(0, 1, "a")
         now = {name: getattr(data, name).x[:, 0].tolist() for name in ever}
-        assert sorted(sum(now.values(), [])) == sorted(map(float, values)), "each example is in one part"
+        assert sorted(chain(*now.values())) == sorted(map(float, values)), "each example is in one part"
         for name in ever:
             ever[name] |= set(now[name])
     assert not ever["train"] & ever["test"]
@@ -248,4 +249,4 @@ def test_every_methods_state_takes_data_that_grow(method, sites):
     deployment = Deployment(nodes, changes=changes, **ACCEPT, **{"rounds": 2, "method": method, "lr": 0.01})
     assert deployment.start().progress.closed
     for name in NAMES:
-        assert set(sum(deployment.statuses(name), [])) <= {"accepted"}
+        assert set(chain(*deployment.statuses(name))) <= {"accepted"}
