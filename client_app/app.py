@@ -19,7 +19,17 @@ from flwr.clientapp import ClientApp
 
 from sepal import user_modules
 from sepal.client_app.audit import Audit
-from sepal.client_app.build import Node, Shared, build_host, has_whole, open_store, open_upload_count, parts_of
+from sepal.client_app.build import (
+    Node,
+    Shared,
+    build_host,
+    changing_data,
+    has_whole,
+    open_store,
+    open_upload_count,
+    parts_of,
+)
+from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.host import ClientHost
 from sepal.client_app.mods import Mod, refuse_array_mods
@@ -186,7 +196,8 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     # A query may arrive while the client trains; all other messages are answered one at a time.
     with nullcontext() if order.kind is Kind.QUERY else store.lock():
         secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
-        host = build_host(shared, node, order.run, store, secret)
+        source = None if on_one_machine() else changing_data(shared, node, store)
+        host = build_host(shared, node, order.run, store, secret, source)
         if order.kind is Kind.QUERY and not on_one_machine():
             log.info("%s: %s", node.client, _share(node, shared, host))
         if not on_one_machine() and (node.most_uploads or shared.assembly.setup.config.privacy.noise):
@@ -194,8 +205,11 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if node.export:
             from sepal.export.client_model import write_deployed
 
-            host = replace(host, deliver=partial(write_deployed, shared, node, order.run))
-        return host.answer(message.content)
+            host = replace(host, deliver=partial(write_deployed, shared, node, order.run, source=source))
+        answer = host.answer(message.content)
+        if isinstance(source, FrozenData) and order.kind is Kind.ADAPT and order.keep:
+            source.remove()  # the closing round, whose reply is stored
+        return answer
 
 
 def _share(node: Node, shared: Shared, host: ClientHost) -> str:

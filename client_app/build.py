@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sepal.client_app.data_digest import data_digest, data_keys
+from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.state_store import DiskStateStore, StateStore
@@ -25,8 +26,9 @@ from sepal.client_app.upload_count import UploadCount
 from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
 from sepal.config import RunConfig, kebab
 from sepal.config.agreement import MACHINE
-from sepal.data import FederatedData, OwnData
+from sepal.data import ClientData, FederatedData, OwnData
 from sepal.data.federation import DealtData
+from sepal.data.growing import GrowingData
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError
 from sepal.names import NAME, client_name
@@ -60,7 +62,7 @@ class Shared:
         networks: Networks by use; weights are loaded before each use.
         pooled: A sample of the test data of all clients, on the device; None until first used.
         everyone: All test data of all clients, for test-time shift; None until first used.
-        digests: Digests of clients' data by client; see :func:`data_digest`.
+        digests: Digests of clients' data by client and numbers of examples; see :func:`data_digest`.
         meeting: Where clients meet that train at once; None if each trains alone.
         programs: What makes captured steps; None if steps are made one by one.
     """
@@ -188,7 +190,9 @@ class Node:
         return self if self.name or self.data else replace(self, name=assembly.client_name(self.partition))
 
 
-def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"") -> ClientHost:
+def build_host(
+    shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"", source: FederatedData | None = None
+) -> ClientHost:
     """Return the client's host.
 
     Args:
@@ -197,21 +201,19 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         run: UUID of the run.
         store: The client's states in this run.
         secret: What the noise of ``privacy.noise`` is drawn from; empty to draw it from the run's seed.
+        source: The client's data; None for those of :func:`data_of`.
 
     Raises:
         DataError: The client has no data, or its private data does not match the run config.
     """
     setup, device = shared.assembly.setup, shared.device
     capacity = setup.config.capacity.draw(setup.config.seed, node.client) if node.capacity is None else node.capacity
-    source, clients = data_of(shared.assembly, node), parts_of(shared.assembly, node)
+    source, clients = source or data_of(shared.assembly, node), parts_of(shared.assembly, node)
     data = source.client(node.partition, clients, node.client)
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
-    if node.client not in shared.digests:
-        key = f"{getattr(store, 'secret', '')}|{shared.data_keys}"
-        with generators_seeded(derive_seed(setup.config.seed, "data-digest", node.client)):  # reads the user's Datasets
-            shared.digests[node.client] = data_digest(data, key)
-    info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
+    digest = _digest(shared, node, store, data)
+    info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], digest)
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
     shown = judged = validation
     if setup.config.evaluate.validation_apart:
@@ -263,6 +265,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         noised=shared.assembly.method.private_phases if secret and setup.config.privacy.noise else (),
         begin=trainer.begin,
         take_up=trainer.take_up,
+        changes=setup.config.data_changes == "accept",
         local=lambda: trainer.local,
         tells_divergence=not setup.config.privacy.noise,
         accuracies=node.accuracies,
@@ -274,6 +277,17 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
             if not isinstance(column, StreamColumn)
         ),
     )
+
+
+def _digest(shared: Shared, node: Node, store: StateStore, data: ClientData) -> str:
+    """Return the digest of a client's data. It is computed again where a process sees that they have grown."""
+    known = f"{node.client} {[len(part) for part in (data.train, data.validation, data.test)]}"
+    if known not in shared.digests:
+        key = f"{getattr(store, 'secret', '')}|{shared.data_keys}"
+        seed = shared.assembly.setup.config.seed
+        with generators_seeded(derive_seed(seed, "data-digest", node.client)):  # reads the user's Datasets
+            shared.digests[known] = data_digest(data, key)
+    return shared.digests[known]
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:
@@ -306,6 +320,16 @@ def data_of(assembly: Assembly, node: Node) -> FederatedData:
     task = assembly.setup.task
     targets = None if task.classifies else task.targets
     return OwnData(assembly.info, node.data, config.split.validation, config.seed, targets=targets)
+
+
+def changing_data(shared: Shared, node: Node, store: DiskStateStore) -> FrozenData | GrowingData | None:
+    """Return a deployed client's data in a run with ``data-changes = "freeze"`` or ``"accept"``, else None."""
+    config = shared.assembly.setup.config
+    if config.data_changes == "freeze":
+        return FrozenData(data_of(shared.assembly, node), store.directory, partial(_digest, shared, node, store))
+    if config.data_changes == "accept":
+        return GrowingData.of(data_of(shared.assembly, node), f"split|{store.secret}", config)
+    return None
 
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flwr.app import RecordDict
 
 from sepal.client_app.state_store import StateStore, Stored, VersionOrigin
-from sepal.errors import DivergedError, ProtocolError, SepalError, StateError
+from sepal.errors import ChangedDataError, DivergedError, ProtocolError, SepalError, StateError
 from sepal.method.algorithms import ClientAlgorithm
 from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
@@ -81,6 +81,7 @@ class ClientHost:
         take_up: Called before each message's work with its round and the buffers that stay with the client
             (:attr:`sepal.client_app.state_store.Stored.local`).
         local: Returns those buffers after the work.
+        changes: Whether the client's data may change in the run (``data-changes = "accept"``).
     """
 
     run: str
@@ -101,6 +102,7 @@ class ClientHost:
     data_bytes: int = 0
     take_up: Callable[[int, Local], None] = lambda round, local: None
     local: Callable[[], Local] = dict
+    changes: bool = False
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -127,10 +129,10 @@ class ClientHost:
         plan, kind = order.plan, order.kind
         if kind is Kind.QUERY:
             reply = Reply(order.run, plan.round, kind, self.info, order.base)
-            return replace(reply, facts=self.facts | self._facts_of_store()), Content()
+            return replace(reply, facts={**self.facts, **self._facts_of_store()}), Content()
         if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
             raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
-        state, before, local = self._load(order.base)
+        state, before, local, began = self._load(order.base)
         work = self._request_digest(order, content.digest(), before)
         request = f"{work}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
@@ -139,6 +141,12 @@ class ClientHost:
         stored = self.store.answered(plan.round, request)
         if stored:
             return stored.reply, stored.content
+        if (
+            not self.changes and began and self.info.data and began != self.info.data
+        ):  # before a first accepted reply, the server compares
+            raise ChangedDataError.of(self.info.name, began, self.info.data)
+        if self.changes and kind is Kind.TRAIN and not self.info.examples:
+            raise ChangedDataError(f"{self.info.name}: data", "training examples", "none any more")
         download = unseal(content, self.algorithm.download_schema(state, plan))
         self.take_up(plan.round, local)
         charge = ""
@@ -199,16 +207,20 @@ class ClientHost:
             self.store.prune(order.durable, order.best)
         return reply, answer
 
-    def _load(self, base: str) -> tuple[Any, str, Local]:
-        """Return a version, the digest of all that the server chose on the way to it, and the client's buffers."""
+    def _load(self, base: str) -> tuple[Any, str, Local, str]:
+        """Return a version, the digest of all that the server chose on the way to it, the client's buffers, its data.
+
+        These are as a digest, that of the reply that led to the version, which the server has accepted; empty if there
+        is none.
+        """
         if not base:
-            return self.algorithm.init(), "", {}
+            return self.algorithm.init(), "", {}, ""
         stored = self.store.load(base)
         if stored is None:
             return self._load_again(base)
-        return stored.state, stored.request.partition("|")[0], stored.local
+        return stored.state, stored.request.partition("|")[0], stored.local, stored.reply.client.data
 
-    def _load_again(self, base: str) -> tuple[Any, str, Local]:
+    def _load_again(self, base: str) -> tuple[Any, str, Local, str]:
         """Rebuild a damaged version by repeating its round from the previous version and the stored message.
 
         Raises:
@@ -219,7 +231,7 @@ class ClientHost:
             raise StateError("base", f"the state of version {base}", "none: it was lost, or is of another directory")
         order, content = origin.order, origin.content
         log.warning("%s: version %s is damaged; made again from %s", self.info.name, base, order.base or "the start")
-        state, before, local = self._load(order.base)
+        state, before, local, _ = self._load(order.base)
         self.take_up(order.plan.round, local)
         download = unseal(content, self.algorithm.download_schema(state, order.plan))
         answered = content.digest()
@@ -231,7 +243,7 @@ class ClientHost:
         reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base, answered, base)
         local = self.local()
         self.store.save(base, Stored(f"{work}|made again", after, reply, answer, local), origin)
-        return after, work, local
+        return after, work, local, self.info.data
 
     def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload]:
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.

@@ -112,11 +112,12 @@ class DiskStateStore:
             readable file of ours.
 
     Attributes:
+        directory: See above.
         secret: A random text that stays on this machine; ``identity`` is derived from it.
     """
 
     def __init__(self, directory: Path, kind: type, durable: bool = True) -> None:
-        self._directory, self._kind, self._durable = directory, kind, durable
+        self.directory, self._kind, self._durable = directory, kind, durable
         make_directory(directory)
         check_owner(directory)
         read = write_once(directory / "identity", uuid.uuid4().hex.encode())
@@ -136,22 +137,22 @@ class DiskStateStore:
             StateError: Another process holds the lock: usually two SuperNodes on one state directory. Or the lock is no
                 file that can be written.
         """
-        if (self._directory / "lock").is_symlink():
-            raise StateError(str(self._directory / "lock"), "a file that is no symbolic link", "a symbolic link")
+        if (self.directory / "lock").is_symlink():
+            raise StateError(str(self.directory / "lock"), "a file that is no symbolic link", "a symbolic link")
         try:
-            lock = FileLock(self._directory / "lock", patience).acquire()
+            lock = FileLock(self.directory / "lock", patience).acquire()
         except Timeout:
-            raise StateError(str(self._directory), "one process at a time", "another one that uses it") from None
+            raise StateError(str(self.directory), "one process at a time", "another one that uses it") from None
         except OSError as reason:
-            path, expected = str(self._directory / "lock"), "a file that can be written"
+            path, expected = str(self.directory / "lock"), "a file that can be written"
             raise StateError(path, expected, reason.strerror or str(reason)) from None
         with lock:
-            for part in self._directory.glob(".*.part"):
+            for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
             yield
 
     def _path(self, version: str) -> Path:
-        return self._directory / f"{version}.safetensors"
+        return self.directory / f"{version}.safetensors"
 
     def versions(self) -> list[str]:
         """Return the versions that are there or can be made again, the newest first."""
@@ -160,7 +161,7 @@ class DiskStateStore:
 
     def _named(self, suffix: str) -> list[str]:
         """Return the versions of the files with ``suffix``; a file with another name, such as a copy, is ignored."""
-        return [path.stem for path in self._directory.glob(f"*-*.{suffix}") if is_version(path.stem)]
+        return [path.stem for path in self.directory.glob(f"*-*.{suffix}") if is_version(path.stem)]
 
     def load(self, version: str) -> Stored | None:
         """Return the version; None if it is missing or damaged. A damaged file is renamed."""
@@ -213,7 +214,7 @@ class DiskStateStore:
         return VersionOrigin(message.order, Content(message.data.tobytes(), message.scalars))
 
     def _origin_path(self, version: str) -> Path:
-        return self._directory / f"{version}.origin"
+        return self.directory / f"{version}.origin"
 
     def prune(self, durable: str, best: str = "") -> None:
         """Delete the versions older than ``durable`` but ``best``, and their messages."""

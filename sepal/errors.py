@@ -11,6 +11,12 @@ from collections.abc import Iterable, Sequence
 
 MOST_CAUSES, MOST_NAMES = 5, 3  # that one line tells of clients
 NESTED = re.compile(r": expected .+, got ")
+BEGAN = "the data with which the run was started"
+OTHER_DATA = (
+    "bring them back, or begin a new run (with data-changes = freeze or accept they may change); its files, "
+    "schema.toml or what its function returns have changed, or another version of Sepal, which reads them otherwise, "
+    "began the run"
+)
 FEW = 3  # characters of a last part of which the beginning is likely to be meant
 
 
@@ -112,6 +118,19 @@ class ConfigError(SepalError):
 
 class DataError(SepalError):
     """A data set, a partition or a client's part of it is missing or unusable."""
+
+
+class ChangedDataError(DataError):
+    """A client has other data than those with which it began the run.
+
+    A node that reports it is known to say no more than that (:meth:`of`), so its text may be sent and shown.
+    """
+
+    @classmethod
+    def of(cls, client: str, began: str = "", now: str = "") -> ChangedDataError:
+        """Return the error of a client, with the digests of its data if they are known."""
+        first, second = (f" (digest {digest[:12]})" if digest else "" for digest in (began, now))
+        return cls(f"{client}: data", f"{BEGAN}{first}", f"other data{second}: {OTHER_DATA}")
 
 
 class ModelError(SepalError):

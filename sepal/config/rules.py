@@ -9,6 +9,8 @@ from __future__ import annotations
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
+OWN_DATA = ("own", "folder", "hf")  # data sets of which a client may have its own, which changes
+
 
 def check_together(config: RunConfig) -> None:
     """Raise if two keys do not go together.
@@ -26,6 +28,7 @@ def check_together(config: RunConfig) -> None:
     if config.engine.capture and config.engine.batch > 1:
         expected = "0 or 1 with engine.capture, which trains one client at a time"
         raise ConfigError("engine.batch", expected, config.engine.batch)
+    _check_data_changes(config)
     _check_final_model(config)
     _check_round(config)
     if config.split.test_of_labels and config.split.test_fraction:
@@ -39,6 +42,17 @@ def check_together(config: RunConfig) -> None:
     least = 1 if config.task in ("regression", "multilabel") or ":" in config.task else 2
     if config.dataset == "own" and config.own.count(config.task) < least:
         raise ConfigError("own.classes", f"at least {least} (dataset = own)", config.own.classes)
+
+
+def check_deployed(config: RunConfig) -> None:
+    """Raise if a key needs clients on machines of their own. To be called where they are on the server's machine.
+
+    Raises:
+        ConfigError: See above.
+    """
+    if config.data_changes != "refuse":
+        expected = "refuse where clients are on the server's machine: their data are those of the start (sepal serve)"
+        raise ConfigError("data-changes", expected, config.data_changes)
 
 
 def _check_folder(config: RunConfig) -> None:
@@ -62,6 +76,20 @@ def why_no_best(config: RunConfig) -> str:
     if config.roster != "closed" or not config.clients:
         return "a roster that is not closed: the best model may not know all clients"
     return ""
+
+
+def _check_data_changes(config: RunConfig) -> None:
+    """Raise if data that change are asked for, and cannot change or be split by each example alone."""
+    if config.data_changes != "refuse" and config.dataset not in OWN_DATA:
+        expected = f"refuse with dataset = {config.dataset}, which does not change ({', '.join(OWN_DATA)} may)"
+        raise ConfigError("data-changes", expected, config.data_changes)
+    if config.data_changes != "accept":
+        return
+    drawn = {"split.by": "random", "split.test-of-labels": False, "partition.subsample": 0}
+    for key, value in drawn.items():
+        if config.value(key) != value:
+            expected = f"{str(value).lower()} with data-changes = accept: an example's part follows from it alone"
+            raise ConfigError(key, expected, config.value(key))
 
 
 def _check_final_model(config: RunConfig) -> None:

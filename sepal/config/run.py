@@ -303,6 +303,20 @@ class RunConfig(Settings):
         description="if a client does not reply: ask again, or continue without it",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
+    data_changes: Literal["refuse", "freeze", "accept"] = Field(
+        "refuse",
+        description="if a client's own data change in mid-run: refuse: its replies do not count until the data are as "
+        "before; freeze: each client copies its data when the run begins, and trains on the copy to its end; accept: "
+        "it trains on them as they are, and the run cannot be repeated",
+    )
+    data_growth: float = Field(
+        2.0,
+        ge=1,
+        le=1000,
+        description="with data-changes = accept: a client may have so many times the training examples that it began "
+        "with; with more its replies do not count",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
+    )
     roster: Literal["closed", "open", "drawn"] = Field(
         "closed",
         description="closed: no client may join after the start; open (or clients = 0): any may, between rounds; "

@@ -15,10 +15,13 @@ import numpy.typing as npt
 import torch
 
 from sepal.client_app.build import Node, Shared, build_host, data_of, parts_of
+from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.host import ClientHost
 from sepal.client_app.state_store import DiskStateStore, Stored
+from sepal.data import FederatedData
 from sepal.data.examples import DatasetInfo, Examples
 from sepal.data.federation import DealtData
+from sepal.data.growing import GrowingData
 from sepal.data.schema import parsed
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError, one_line
@@ -163,7 +166,13 @@ def client_model(
 
 
 def extract(
-    assembly: Assembly, node: Node, run: str, predict: Predictor, view: str, device: str = "cpu"
+    assembly: Assembly,
+    node: Node,
+    run: str,
+    predict: Predictor,
+    view: str,
+    device: str = "cpu",
+    source: FederatedData | None = None,
 ) -> ClientModel:
     """Return the model that a client's predictor is made of.
 
@@ -174,6 +183,7 @@ def extract(
         predict: Its predictor.
         view: Which of its models that is.
         device: Where its networks are.
+        source: Its data, if they are not those of the node.
 
     Raises:
         ConfigError: Its networks are combined in an unknown way.
@@ -184,13 +194,15 @@ def extract(
     if predict.combine and predict.combine is not resolve(assembly.method.combination):
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
-    info, keys, source = assembly.info, assembly.setup.config, data_of(assembly, node)
+    info, keys, source = assembly.info, assembly.setup.config, source or data_of(assembly, node)
     parts = parts_of(assembly, node)
     data = source.client(node.partition, parts, node.client)
     scale, raw = target_scale(keys, data), data.train.first(64).x
     x = torch.from_numpy(np.array(raw))
     if isinstance(source, DealtData) and data.scale:
         raw = source.raw(node.partition, parts).train.x[:64]
+    elif isinstance(source, FrozenData | GrowingData) and data.scale:
+        raw = source.raw(node.partition, parts, node.client)
     origin = Origin(
         keys.model,
         tuple(info.input_shape),
@@ -293,14 +305,25 @@ def write_model(model: ClientModel, path: Path) -> Loaded:
     return loaded
 
 
-def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Predictor | None) -> None:
-    """Write a client's deployed model to ``node.export``, if ``view`` is that; log why if it cannot be written."""
+def write_deployed(
+    shared: Shared,
+    node: Node,
+    run: str,
+    view: str,
+    predict: Predictor | None,
+    source: FederatedData | None = None,
+) -> None:
+    """Write a client's deployed model to ``node.export``, if ``view`` is that; log why if it cannot be written.
+
+    ``source`` is its data, if they are not those of the node.
+    """
     if view != shared.assembly.method.deployed:
         return
     try:
         if predict is None:
             raise ConfigError("client", f"one that has a {view} model", f"{node.client}, which has none")
-        write_model(extract(shared.assembly, node, run, predict, view, shared.device), expanded("export", node.export))
+        model = extract(shared.assembly, node, run, predict, view, shared.device, source)
+        write_model(model, expanded("export", node.export))
         log.info("%s: its %s model is in %s", node.client, view, node.export)
     except Exception as reason:  # whatever it is, the run is not ended by it
         log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason) or repr(reason)))

@@ -360,7 +360,8 @@ def without_details(error: Exception, code: str) -> SepalError:
     """Return what the server is told about an error on a node: its class and ``code``, and nothing of its text.
 
     The text may contain private data, for example a row that a data function could not read. A refusal of the server's
-    own message is returned as it is, because the server knows what it sent. For a ConfigError, the key is kept.
+    own message is returned as it is, because the server knows what it sent. For a ConfigError, the key is kept. Of a
+    ChangedDataError the server has words of its own.
 
     Args:
         error: Any exception.

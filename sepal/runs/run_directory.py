@@ -172,7 +172,7 @@ class RunDirectory:
 
     def store(self) -> DiskRunStore:
         """Return the store of checkpoints, records and uploads."""
-        keep_versions = self._assembly.task.config.keep_versions
+        keep_versions = self._assembly.setup.config.keep_versions
         return DiskRunStore(self.path / "checkpoints", self._assembly.method.server_state, keep_versions)
 
     def close(self) -> None:

@@ -57,6 +57,7 @@ def summarise(
         "stopped": asdict(report.stopped) if report.stopped and done < rounds else None,
         "seed": config.seed,
         "clients": len(progress.roster),
+        **({"data_changed": sorted(progress.began)} if progress.began else {}),
         "populations": populations(len(progress.roster), len(progress.novel)),
         "clients_with_unseen_test_labels": report.unseen,
         **described(report.scoring),

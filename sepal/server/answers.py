@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sepal.errors import ProtocolError
+from sepal.errors import ChangedDataError, ProtocolError
 from sepal.protocol.messages import Content, Order, Reply, version
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.protocol.views import check_counts
 from sepal.tasks.scoring import BY_ACCURACY, Scoring, check_name
 
 _DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How far a client's data may grow (``data-changes = "accept"``).
+
+    Attributes:
+        began: The number of training examples with which it began.
+        factor: ``data-growth``: it may have so many times as many.
+    """
+
+    began: int
+    factor: float
+
+    def check(self, client: ClientInfo, claimed: ClientInfo) -> ClientInfo:
+        """Return the client's entry in the roster with the data that it claims to have now.
+
+        Raises:
+            ChangedDataError: They are too many, or their digest is none.
+        """
+        most = int(self.began * self.factor)
+        if claimed.examples > most:
+            expected = (
+                f"at most {most} training examples (data-growth = {self.factor:g} times the {self.began} at first)"
+            )
+            got = f"{claimed.examples}: continue the run with a larger data-growth, or begin a new run"
+            raise ChangedDataError(f"{client.name}: data", expected, got)
+        if not claimed.data or not _DIGEST.fullmatch(claimed.data):
+            raise ChangedDataError(f"{client.name}: data", "64 hexadecimal digits", claimed.data)
+        return replace(client, examples=claimed.examples, data=claimed.data)
 
 
 def check_answer(order: Order, reply: Reply) -> None:
@@ -26,7 +57,13 @@ def check_answer(order: Order, reply: Reply) -> None:
 
 
 def check_reply(
-    order: Order, client: ClientInfo, download: str, reply: Reply, content: Content, scoring: Scoring = BY_ACCURACY
+    order: Order,
+    client: ClientInfo,
+    download: str,
+    reply: Reply,
+    content: Content,
+    scoring: Scoring = BY_ACCURACY,
+    growth: Growth | None = None,
 ) -> None:
     """Check a reply to an order of a round.
 
@@ -37,10 +74,16 @@ def check_reply(
         reply: Its reply.
         content: Its upload.
         scoring: The metrics of the run's task.
+        growth: How far the client's data may have changed; None if they may not.
 
     Raises:
         ProtocolError: It is not the reply to this order, or says what no client has to say.
+        ChangedDataError: The client has other data than in the roster, or more than it may have.
     """
+    if reply.client.name == client.name and reply.client.data != client.data:
+        if growth is None:
+            raise ChangedDataError.of(client.name, client.data, reply.client.data)
+        client = growth.check(client, reply.client)
     kept = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
     reached = version(order.plan.round, order.base, download, content.digest()) if kept else ""
     expected = Reply(order.run, order.plan.round, order.kind, client, order.base, download, reached)

@@ -37,6 +37,8 @@ def await_clients(run: ServerRun, contact: Contact, settle: float) -> RunState:
         second = run.algorithm.plan(2)  # a method may treat the first round apart
         connections.fits = lambda client: run.algorithm.upload_schema(run.state.server, client, second)
     connections.stores.update(state.stores)
+    connections.refuses_by_round = not contact.local
+    connections.accepts_changes = config.data_changes == "accept"
     connections.pin(state.roster)
     if contact.draws:
         connections.least, connections.most = require_capacity(method, config.width, state.roster), config.clients

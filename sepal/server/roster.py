@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sepal.config.agreement import disagreement
-from sepal.errors import DataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
+from sepal.errors import ChangedDataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
 from sepal.protocol.messages import MOST_VERSIONS, Reply, is_version, version_round
 from sepal.protocol.types import ClientInfo
 
@@ -27,14 +27,6 @@ log = logging.getLogger("sepal")
 PATIENCE = 60.0  # seconds to wait for a new client's first answer, which includes its start-up
 SIMULATION = "flwr.simulation.app"  # a module that only Flower's simulation imports
 _LONGEST_REST = 64  # refreshes
-OTHER_DATA = (
-    "its files or schema.toml have changed, or another version of Sepal, which reads them otherwise, began the run; "
-    "bring them back, or begin a new run"
-)
-
-
-class OtherDataError(DataError):
-    """A client of the roster has different data than before. Not in :mod:`sepal.errors`: clients can report those."""
 
 
 class EvictedError(RosterError):
@@ -78,6 +70,10 @@ class Connections:
         most: The largest number of clients that may take part; 0 for any.
         evicted: Clients that may not take part.
         data: Client name to the digest of its data, for the clients of the roster.
+        refuses_by_round: Whether a client of the roster that has other data is connected all the same, and each of its
+            replies refused (:func:`sepal.server.answers.check_reply`) until its data are as before. In process data
+            change between two starts only, and the run is not continued.
+        accepts_changes: Whether a client of the roster may have other data (``data-changes = "accept"``).
         bound: Returns the only client name that a node may have, by node id; nodes without a key of a name are absent.
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
@@ -98,6 +94,8 @@ class Connections:
     most: int = 0
     evicted: frozenset[str] = frozenset()
     data: Mapping[str, str] = field(default_factory=dict)
+    refuses_by_round: bool = False
+    accepts_changes: bool = False
     bound: Callable[[], Mapping[int, str]] = dict
     tell: Callable[[int, str], None] = lambda node, reason: None
     names: dict[int, str] = field(default_factory=dict)
@@ -151,7 +149,8 @@ class Connections:
             if reason:
                 refusals.append(reason)
                 self.tell(node, str(reason))
-            if reason or not isinstance(answer, Reply):
+            connects = self.refuses_by_round and isinstance(reason, ChangedDataError)
+            if not isinstance(answer, Reply) or (reason and not connects):
                 rest = min(_LONGEST_REST, 2 * self._resting.get(node, (0, 0))[1] or 1)
                 self._resting[node] = self._turn + rest, rest
                 continue
@@ -197,16 +196,23 @@ class Connections:
             return ProtocolError(f"{name}: store", "the identity of its state store", "none")
         if self.stores.get(name, store) != store:
             return RosterError(f"client {name}", "one client of that name", f"a second one (node {node})")
-        if self.data.get(name, reply.client.data) != reply.client.data:
-            expected = f"the data with which the run was started (digest {self.data[name][:12]})"
-            got = f"other data (digest {reply.client.data[:12]}): {OTHER_DATA}"
-            return OtherDataError(f"{name}: data", expected, got)
+        changed = self._changed(reply.client)
+        if changed and not self.refuses_by_round:
+            return changed
         if self.agreed and (differs := disagreement(name, self.agreed, reply.facts.get("config", ""))):
             return differs
         if self.weights and weights and weights != self.weights:
             expected = f"digest {self.weights[:12]} (frozen tensors included)"
             return RosterError(f"{name}: initial weights", expected, weights[:12])
-        return self._too_small(reply.client) or self._second(node, reply, ask)
+        return self._too_small(reply.client) or self._second(node, reply, ask) or changed
+
+    def _changed(self, client: ClientInfo) -> ChangedDataError | None:
+        began = self.data.get(client.name, client.data)
+        return (
+            None
+            if began == client.data or self.accepts_changes
+            else ChangedDataError.of(client.name, began, client.data)
+        )
 
     def _second(self, node: int, reply: Reply, ask: Ask) -> SepalError | PendingQuery | None:
         """Return why ``node`` is refused if another node of its name answers; ``PendingQuery`` as long as it may."""
@@ -299,7 +305,8 @@ def wait(
         unfit = [refusal for refusal in refusals if not isinstance(refusal, EvictedError)]
         if unfit and isinstance(needed, int):
             raise _of_all(unfit, needed or len(unfit) + len(connections.nodes))
-        _raise_for_other_data(refusals, () if isinstance(needed, int) or enough else needed)
+        changed = [refusal for refusal in refusals if isinstance(refusal, ChangedDataError)]
+        _note_changed(changed, () if isinstance(needed, int) or enough else needed, connections.refuses_by_round)
         refused |= dict.fromkeys(map(str, refusals))
         present, now = len(connections.nodes), time.monotonic()
         if present != before:
@@ -353,8 +360,10 @@ def _errors(connections: Connections, again: bool) -> list[str]:
     return errors
 
 
-def _raise_for_other_data(refusals: Sequence[SepalError], needed: Sequence[str]) -> None:
-    """Raise if one of the clients ``needed`` has different data than before."""
-    for refusal in refusals:
-        if isinstance(refusal, OtherDataError) and refusal.key.removesuffix(": data") in needed:
+def _note_changed(changed: Sequence[ChangedDataError], needed: Sequence[str], by_round: bool) -> None:
+    """Raise if one of the clients ``needed`` has different data than before; warn where that costs only its rounds."""
+    for refusal in changed:
+        if by_round:
+            log.warning("refused in each round until then: %s", refusal)
+        elif refusal.key.removesuffix(": data") in needed:
             raise refusal  # waiting for the client would not help

@@ -14,12 +14,21 @@ from typing import TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import DeviceMemoryError, DivergedError, FailedError, ProtocolError, RoundError, SepalError, causes_of
+from sepal.errors import (
+    ChangedDataError,
+    DeviceMemoryError,
+    DivergedError,
+    FailedError,
+    ProtocolError,
+    RoundError,
+    SepalError,
+    causes_of,
+)
 from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import RunSetup
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
 from sepal.protocol.types import ClientInfo, Kind
-from sepal.server.answers import check_reply
+from sepal.server.answers import Growth, check_reply
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
@@ -214,8 +223,8 @@ class Round:
         try:
             check_size(size, self._most)
             reply, content = read_reply(records)
-            client = self._start.state.roster[name]
-            check_reply(request.order, client, self._digests[name], reply, content, self._setup.task.scoring)
+            client, scoring = self._start.state.roster[name], self._setup.task.scoring
+            check_reply(request.order, client, self._digests[name], reply, content, scoring, self._growth(client))
             if request.order.kind is Kind.TRAIN:
                 self.uploads.check(name, content)
                 if refused := self._guard.refused_change(self.uploads.changes(name, content)):
@@ -237,6 +246,12 @@ class Round:
         self._ledger.accepted(request, content, size)
         self.settle()
 
+    def _growth(self, client: ClientInfo) -> Growth | None:
+        """Return how far a client's data may have changed; None if they may not."""
+        if self._config.data_changes != "accept":
+            return None
+        return Growth(self._start.state.began.get(client.name, client.examples), self._config.data_growth)
+
     def _note_refused(self, request: Request, content: Content, size: int, reported: bool, reason: SepalError) -> None:
         """Record why a reply was refused; stop waiting for the client if another one would be refused, too.
 
@@ -248,10 +263,13 @@ class Round:
             reason: Why it does not count.
         """
         name = request.client
-        if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
+        if isinstance(reason, ChangedDataError):  # it costs this client's round; in the next one it is asked again
+            reason = ChangedDataError.of(name) if reported else reason
+            log.warning("round %d goes on without a client: %s", self._plan.round, reason)
+        elif reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
             reason = ProtocolError(name, "a reply", f"an error: {reason}")
         self._ledger.refused(request, content, size, str(reason))
-        if reported and not isinstance(reason, DivergedError | DeviceMemoryError):
+        if reported and not isinstance(reason, ChangedDataError | DivergedError | DeviceMemoryError):
             self._count_failure(name, reason)
             return
         self.waiting.discard(name)  # asked again, it would fail again

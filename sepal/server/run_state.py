@@ -34,6 +34,8 @@ class RunState:
         closed: Whether the closing round is done; no round may follow it.
         novel: Sorted names of the novel clients, which never train and join in the closing round.
         evicted: Sorted names of the clients that an operator has evicted; they take no further part.
+        began: Client name to the number of training examples with which it began, of those whose data have changed
+            (``data-changes = "accept"``); ``roster`` has the numbers of now.
     """
 
     run: str
@@ -46,6 +48,7 @@ class RunState:
     closed: bool = False
     novel: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()
+    began: Mapping[str, int] = field(default_factory=dict, metadata=SPARING)
 
     @property
     def members(self) -> list[str]:
@@ -213,8 +216,12 @@ def advance(
     if gone and isinstance(start.algorithm, ForgetsEvicted):
         state = start.algorithm.evicted(state, gone)
     versions = {name: reply.version for name, reply in record.replies.items() if reply.version}
+    roster = start.state.roster
+    changed = {name: reply.client for name, reply in record.replies.items() if reply.client != roster[name]}
     after = replace(
         start.state,
+        roster={**roster, **changed} if changed else roster,  # so their weights are those of the next round
+        began={**{name: roster[name].examples for name in changed}, **start.state.began},
         round=record.round,
         server=state,
         versions={**start.state.versions, **versions},

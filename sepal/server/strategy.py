@@ -268,6 +268,12 @@ class SepalStrategy:
         log.warning(words, run.state.round + 1, count, names)
         return tuple(lost)
 
+    def _tell_changed(self, start: RoundStart) -> None:
+        """Say in the round in which the first client's data have changed what that means for the run."""
+        if self.progress.began and not start.state.began:
+            words = "round %d: the data of %s have changed (data-changes = accept): the run can no longer be repeated"
+            log.warning(words, self.progress.round, ", ".join(sorted(self.progress.began)[:5]))
+
     def _finish(
         self,
         record: RoundRecord,
@@ -278,6 +284,8 @@ class SepalStrategy:
     ) -> None:
         """Apply a recorded round to the run. Replayed rounds use the same code as live ones."""
         line = self._run.apply(record, start, uploads, outcome)
+        if tell:
+            self._tell_changed(start)
         if record.joined:
             self._connections.pin(self.progress.roster)
         for observer in self._observers if tell else ():

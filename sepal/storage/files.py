@@ -54,7 +54,12 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
 
 
 def write_tensors(
-    path: Path, arrays: Mapping[str, npt.NDArray[Any]], text: str, sync: bool = True, limit: int = LARGEST
+    path: Path,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    text: str,
+    sync: bool = True,
+    limit: int = LARGEST,
+    mode: int = 0o666,
 ) -> None:
     """Write a safetensors file with ``arrays`` and ``text`` atomically, with a digest of its content.
 
@@ -66,6 +71,7 @@ def write_tensors(
         text: JSON for the file's metadata.
         sync: Whether to sync the file, so that it survives a power failure.
         limit: Maximum size of the arrays, bytes.
+        mode: Permissions of the file, of which the umask takes away.
 
     Raises:
         StateError: The arrays or the header are too large, or the disk is full or not writable.
@@ -78,7 +84,7 @@ def write_tensors(
     if len(head) > LARGEST_HEADER:
         expected = f"names and structure of at most {LARGEST_HEADER / 1e6:.3g} MB, which the format's header holds"
         raise StateError(str(path), expected, f"{len(head) / 1e6:.3g} MB")
-    with _replacing(path, sync) as file:
+    with _replacing(path, sync, mode) as file:
         sha = hashlib.sha256()
         parts: Iterable[bytes | memoryview] = (_bytes(arrays[name]) for name in names)
         for part in chain((len(head).to_bytes(8, "little"), head), parts):
@@ -241,11 +247,11 @@ def write_atomically(path: Path, data: bytes, sync: bool = True) -> None:
 
 
 @contextmanager
-def _replacing(path: Path, sync: bool) -> Iterator[BinaryIO]:
+def _replacing(path: Path, sync: bool, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces ``path`` when the block ends."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        with open(part, "wb") as file:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             if sync:
                 file.flush()

@@ -79,7 +79,7 @@ def test_data_that_changes_in_mid_run_is_refused(tmp_path):
     federation.run()
     assert [entry.status for entry in federation.entries(2)] == ["accepted"]
     (entry,) = federation.entries(3)
-    assert (entry.status, entry.reason[:21]) == ("refused", "client.data: expected")
+    assert (entry.status, entry.reason[:24]) == ("refused", "client-1: data: expected")
 
 
 def test_in_process_a_run_is_not_continued_on_other_data(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from sepal.config import RunConfig
+from sepal.config.rules import check_deployed
 from sepal.engines.in_process.cache import DEFAULT_LIMIT
 from sepal.engines.in_process.grid import Batches, InProcessGrid
 from sepal.engines.in_process.pool import Pool, WorkerSetup
@@ -173,11 +174,12 @@ def run_in_process(
 
 
 def check_clients(config: RunConfig) -> None:
-    """Raise if ``clients`` is 0, which means all clients that register.
+    """Raise if ``clients`` is 0, which means all clients that register, or a key needs machines of their own.
 
     Raises:
-        ConfigError: ``clients`` is 0.
+        ConfigError: See above.
     """
+    check_deployed(config)
     if not config.clients:
         raise ConfigError("clients", "a number: in process no clients register", 0)
 
