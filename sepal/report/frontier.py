@@ -67,9 +67,9 @@ def _layers(subject: ChartSubject, drawn: alt.Chart, wide: bool, megabytes: str,
         alt.Tooltip("rival:N", title="within the noise of"),
     ]
     colour, cut = colour_of(subject), short("datum.label", longest)
-    marks_of_runs = drawn.transform_filter("datum.kind == 'standing'")
-    sends, free = marks_of_runs.transform_filter("datum.mb > 0"), marks_of_runs.transform_filter("datum.mb == 0")
-    named = spread(marks_of_runs.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
+    standings_chart = drawn.transform_filter("datum.kind == 'standing'")
+    sends, free = standings_chart.transform_filter("datum.mb > 0"), standings_chart.transform_filter("datum.mb == 0")
+    named = spread(standings_chart.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
     stairs = drawn.transform_filter("datum.on").mark_line(interpolate="step-after", strokeWidth=2, color="var(--muted)")
     leader: dict[str, Any] = {"x2": RIGHT, "y2": "place:Q"}
     return alt.layer(

@@ -137,7 +137,7 @@ def test_of_a_built_in_model_no_line_is_said(model):
 
 def test_each_model_of_a_mixture_starts_from_what_build_sets():
     assembled = assemble(flat("fedem", "pretrained"))
-    mixture = type("Both", (Mixture,), {"task": assembled.setup})()
+    mixture = type("Both", (Mixture,), {"setup": assembled.setup})()
     first = mixture.first()
     for number in range(3):
         np.testing.assert_array_equal(first[f"{number}/fc1.weight"], assembled.setup.weights["fc1.weight"])

@@ -66,7 +66,7 @@ def test_the_error_of_the_mean_of_the_training_targets():
 @pytest.mark.parametrize(("mean", "warned"), [(2.1, True), (2.0, True), (1.9, False)])
 def test_a_regression_that_is_no_better_than_the_mean_is_warned_of(mean, warned, tmp_path):
     assembly = SimpleNamespace(
-        data=Numbers(), task=SimpleNamespace(config=SimpleNamespace(clients=2, task="regression"))
+        data=Numbers(), setup=SimpleNamespace(config=SimpleNamespace(clients=2, task="regression"))
     )
     summary = {"headline": {"kept": {"mean": mean}}, "metric": {"name": "rmse", "unit": "mmHg", "higher": False}}
     note(tmp_path, summary, assembly)
