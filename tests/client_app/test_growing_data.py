@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from sepal.client_app import build
 from sepal.client_app.host import COSTS
 from sepal.client_app.upload_count import UploadCount
 from sepal.data import ClientData, Examples
@@ -26,6 +28,19 @@ from tests.contract.harness import Killed
 from tests.sepal.server.test_changed_data import BEFORE, GROWS, Growing
 
 ACCEPT = {"data-changes": "accept"}
+
+
+@pytest.fixture(autouse=True)
+def no_chance(monkeypatch):
+    """A client's secret is random, and with it how many examples are in which part; returned are the secrets."""
+    split, secrets = GrowingData.of, set()
+
+    def of(source, salt, config):
+        secrets.add(salt)
+        return split(source, "", config)
+
+    monkeypatch.setattr(build, "GrowingData", SimpleNamespace(of=of))
+    return secrets
 
 
 @pytest.fixture
@@ -122,6 +137,12 @@ def test_the_round_in_which_data_change_has_the_weight_of_the_one_before(sites, 
     deployment = Deployment(nodes, changes=changes, **ACCEPT)
     deployment.start()
     assert by_round[1] == by_round[2] != by_round[3]
+
+
+def test_the_split_depends_on_each_clients_own_secret(sites, tmp_path, no_chance):
+    Deployment(sites[0], **ACCEPT, rounds=1).start()
+    assert no_chance == {f"split|{path.read_text()}" for path in (tmp_path / "states").glob("*/*/identity")}
+    assert len(no_chance) == 2
 
 
 def test_more_than_data_growth_costs_only_that_clients_rounds(sites, caplog):
