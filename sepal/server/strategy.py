@@ -23,6 +23,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from sepal.config import RunConfig
+from sepal.config.agreement import inert_values
 from sepal.errors import ConfigError, DamagedError, RoundError
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.method.interface import Method, Task
@@ -72,7 +73,8 @@ class SepalStrategy:
         self._method, self._observers, self._settle, self._pause = method, observers, settle, pause
         self.store: RunStore = store or MemoryRunStore()
         self._run = Run(method, task, self.store)
-        self._connections = Connections(self._run.state.weights, agreed)
+        inert = inert_values(task.config, task.hyper) if agreed else {}
+        self._connections = Connections(self._run.state.weights, agreed, inert)
         self._current: Round | None = None
         self._spent = 0.0
 
