@@ -60,7 +60,7 @@ def serve(
         from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.node_registry import NodeRegistry
         from sepal.engines.flower.processes import unusable
-        from sepal.engines.flower.submission import alone, run_bundle, state_of
+        from sepal.engines.flower.submission import MOST_AGAIN, alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
         from sepal.flower.versions import require_supported
         from sepal.operation.figures import METRICS, place_of
@@ -99,7 +99,7 @@ def serve(
         where = "ADDRESS" if host in EVERYWHERE else host
         tell(f"clients join with: {how_to_join(where, port, flat)}{with_certs}")
         file = place / "run.log"
-        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
+        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose), MOST_AGAIN)
     ended.check(file)
 
 
