@@ -66,8 +66,8 @@ check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the schema
 docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-e2e: $(STAMP) ## run the end-to-end tests: real processes (two files at a time: they mostly wait)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n 2 --dist loadfile --durations=15
+e2e: $(STAMP) ## run the end-to-end tests: real processes (two files at a time: they mostly wait); LONG=1: also those over 30 s
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "e2e$(if $(LONG),, and not long)" -n 2 --dist loadfile --durations=15
 
 clean: ## remove .venv and everything that tools leave; runs/ stays
 	rm -rf .venv .venv-flower build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

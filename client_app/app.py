@@ -34,13 +34,16 @@ from sepal.client_app.guard import check_columns, check_noise, check_sizes, chec
 from sepal.client_app.host import ClientHost
 from sepal.client_app.mods import Mod, refuse_array_mods
 from sepal.client_app.simulation import protect_ray, starts_ray
-from sepal.errors import one_line
+from sepal.config.parse import without_unknown
+from sepal.errors import ProtocolError, one_line
 from sepal.flower.simulation import on_one_machine
 from sepal.operation.figures import CLOSING, STATS, log_as_json
 from sepal.operation.repeats import Seldom
 from sepal.protocol.fields import arrays_of
-from sepal.protocol.messages import read_order, without_details, write_error
+from sepal.protocol.messages import read_order, sender_of, without_details, write_error
+from sepal.protocol.peer import Peer, ourselves
 from sepal.protocol.types import Kind
+from sepal.strategies import registry
 from sepal.training.devices import device_memory
 
 user_modules.enable()
@@ -109,11 +112,19 @@ def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
     return app
 
 
-def _trusted(context: Context, node: Node) -> dict[str, object]:
-    """Return the run config, with this node's own paths and code in a deployment."""
+def _trusted(context: Context, node: Node, server: Peer) -> dict[str, object]:
+    """Return the run config, with this node's own paths and code in a deployment.
+
+    A key that the server's protocol lacks has the value of before; what this protocol lacks is left out, and
+    the server decides whether that changes anything (:func:`sepal.config.agreement.disagreement`).
+    """
     if on_one_machine():
         return dict(context.run_config)
     flat = local_config(context.run_config, node)
+    if server.protocol < ourselves().protocol:
+        flat = registry.as_begun(flat)
+    elif server.protocol > ourselves().protocol:
+        flat = without_unknown(flat, registry.Hypers())
     check_sizes(flat)
     return flat
 
@@ -170,6 +181,9 @@ def _handle(message: Message, context: Context) -> Message:
 
 def _error(error: Exception, name: str) -> RecordDict:
     """Return an error's answer: Flower would send the text of an exception to the server."""
+    if isinstance(error, ProtocolError) and error.key == "protocol":
+        log.error("%s: %s", name, error)
+        return write_error(error, name)
     code = uuid.uuid4().hex[:8]
     log.error("%s: error with code %s", name, code, exc_info=error)
     return write_error(without_details(error, code), name)
@@ -181,10 +195,11 @@ def limits_memory(node: Node) -> bool:
 
 
 def _answer(message: Message, context: Context, node: Node) -> RecordDict:
-    shared = _shared(tuple(sorted(_trusted(context, node).items())), node.device)
+    order = read_order(message.content)[0]  # first: of another protocol, nothing else can be understood
+    config = _trusted(context, node, sender_of(message.content))
+    shared = _shared(tuple(sorted(config.items())), node.device)
     if on_one_machine():  # in a deployment, owners' names stay where their data is
         node = node.named(shared.assembly)
-    order = read_order(message.content)[0]
     if order.kind is Kind.QUERY and order.plan.phase:
         log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))
     if order.kind is Kind.ADAPT and order.keep and not on_one_machine():

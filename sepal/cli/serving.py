@@ -60,7 +60,7 @@ def serve(
         from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.node_registry import NodeRegistry
         from sepal.engines.flower.processes import unusable
-        from sepal.engines.flower.submission import alone, run_bundle, state_of
+        from sepal.engines.flower.submission import MOST_AGAIN, alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
         from sepal.flower.versions import require_supported
         from sepal.operation.figures import METRICS, place_of
@@ -99,7 +99,7 @@ def serve(
         with_certs = " --certs DIR" if credentials else ""
         tell(f"clients join with: {how_to_join('ADDRESS' if host in EVERYWHERE else host, port, flat)}{with_certs}")
         file = state_directory / "run.log"
-        ended = run_bundle(flower, state_directory, flat, registry, tell, Lines(file, say, verbose))
+        ended = run_bundle(flower, state_directory, flat, registry, tell, Lines(file, say, verbose), MOST_AGAIN)
     ended.check(file)
 
 

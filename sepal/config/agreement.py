@@ -1,7 +1,8 @@
 """The keys on which the server and all clients must agree. Clients send them in reply to the roster query.
 
 Usually both sides read the same run config. They can differ if a custom ServerApp changes a key on the server only, or
-if another version of Sepal is installed. Such a difference is refused before the first round, by name.
+if another version of Sepal is installed. Such a difference is refused before the first round, by name. Between two
+protocols (:mod:`sepal.protocol.peer`) one side may lack a key that the other has: see :func:`disagreement`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sepal import __version__
-from sepal.config.base import Mark, Settings, flatten, marked, method_name
+from sepal.config.base import Mark, Settings, flatten, former_values, marked, method_name
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
@@ -68,13 +69,28 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def disagreement(client: str, server: str, reported: str) -> ConfigError | None:
+def inert_values(config: RunConfig, hyper: Settings) -> dict[str, str]:
+    """Return the value of each key, as JSON, with which a run does what it did before there was the key."""
+    prefix = f"{method_name(config.method)}."
+    plain = {**RunConfig().flat(), **flatten(type(hyper)(), prefix)}
+    values = {**plain, **former_values(RunConfig), **former_values(type(hyper), prefix)}
+    return {key: json.dumps(value) for key, value in values.items()}
+
+
+def disagreement(
+    client: str, server: str, reported: str, age: int = 0, inert: Mapping[str, str] | None = None
+) -> ConfigError | None:
     """Return an error that names the first key with different values; None if all agree.
+
+    A client of an older protocol may lack a key of the server's, if its value is the one with which nothing has
+    changed. One of a newer protocol has further keys, with these values (:func:`sepal.client_app.app.handle`).
 
     Args:
         client: The client's name.
         server: The server's :func:`agreed_text`.
         reported: The client's :func:`agreed_text`; untrusted.
+        age: The client's protocol minus the server's.
+        inert: The server's :func:`inert_values`; by default none.
     """
     if server == reported:
         return None
@@ -83,6 +99,14 @@ def disagreement(client: str, server: str, reported: str) -> ConfigError | None:
         (expected, server_source), (got, client_source) = (
             rows.get(key, ("nothing", "unknown")) for rows in (server_rows, client_rows)
         )
+        if key == VERSION:
+            continue  # releases with protocols that fit work together
+        if age < 0 and key not in client_rows:
+            if (inert or {}).get(key) == expected:
+                continue
+            client_source = "a release without this key: upgrade the client"
+        if age > 0 and key not in server_rows:
+            continue
         if expected != got:
             return ConfigError(
                 f"{client}: {key}", f"{expected} (server: {server_source})", f"{got} (client: {client_source})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from sepal.config import base
@@ -29,10 +29,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
         ConfigError: An unknown key or method, a wrong type, or a value out of range. Keys of other methods than the
             chosen one are checked too.
     """
-    method = str(flat.get("method", RunConfig.model_fields["method"].default))
-    name = method_name(method)
-    if ":" in method:
-        methods = ChainMap(dict.fromkeys((name, method), methods[method]), methods)  # type: ignore[arg-type]  # it is only read
+    methods = _with_chosen(flat, methods)
     shared: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
@@ -56,20 +53,43 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     if config.method not in methods:
         raise unknown_method(config.method, methods)
     check_together(config)
+    name = method_name(config.method)
     return config, validate(methods[config.method], groups.get(name, {}), f"{name}.")
+
+
+def without_unknown(flat: Flat, methods: Mapping[str, type[Settings]]) -> dict[str, int | float | str | bool]:
+    """Return the flat keys that this release knows; arguments as in :func:`parse`."""
+    unknown = dict(_unknown(flat, _with_chosen(flat, methods)))
+    return {key: value for key, value in flat.items() if key not in unknown}
+
+
+def _chosen(flat: Flat) -> str:
+    return str(flat.get("method", RunConfig.model_fields["method"].default))
+
+
+def _with_chosen(flat: Flat, methods: Mapping[str, type[Settings]]) -> Mapping[str, type[Settings]]:
+    """Return ``methods`` with the user's own method, if that is the chosen one, also under its name."""
+    method = _chosen(flat)
+    if ":" not in method:
+        return methods
+    return ChainMap(dict.fromkeys((method_name(method), method), methods[method]), methods)  # type: ignore[arg-type]  # it is only read
 
 
 def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
     """Raise for the first unknown key, and suggest a similar one."""
-    shared = flat_keys(RunConfig)
-    chosen = str(flat.get("method", RunConfig.model_fields["method"].default))
+    for key, similar in _unknown(flat, methods):
+        raise ConfigError(key, "a known key", suggest("an unknown one", OTHER_WORDS.get(key, key), similar))
+
+
+def _unknown(flat: Flat, methods: Mapping[str, type[Settings]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each unknown key, with the keys that may have been meant."""
+    shared, chosen = flat_keys(RunConfig), _chosen(flat)
     for key in flat:
         part, dot, _ = key.partition(".")
         method = nearest(part if dot else chosen, methods)
         method_keys = flat_keys(methods[method], f"{method}.") if method else []
         if key not in method_keys and key not in shared:
-            word = OTHER_WORDS.get(key, key)
-            raise ConfigError(key, "a known key", suggest("an unknown one", word, [*method_keys, *shared]))
+            yield key, [*method_keys, *shared]
 
 
 def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 from sepal.errors import SepalError
 from sepal.flower.admission import MOST_CALL, limit
+from sepal.flower.pauses import forgive_pauses
 from sepal.flower.versions import require_supported, speaks_http, unchanged
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -172,6 +173,7 @@ def main() -> None:
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     if not speaks_http():
         limit(module)
+    forgive_pauses()
     unchanged(module, "_run_superlink_http_api")
     module.uvicorn = SimpleNamespace(run=run_closed(module.uvicorn, door))
     sys.argv = ["flower-superlink", *arguments]

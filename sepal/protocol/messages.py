@@ -20,7 +20,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal import errors
 from sepal.errors import ConfigError, DeviceMemoryError, ProtocolError, SepalError, WireError
-from sepal.protocol import fields
+from sepal.protocol import fields, peer
+from sepal.protocol.peer import Peer, Side, check_peer
 from sepal.protocol.types import ClientInfo, Kind, Plan, Scalar
 from sepal.protocol.views import refuse_unknown
 from sepal.storage.serialize import SPARING
@@ -29,7 +30,6 @@ from sepal.wire.records import from_array, to_array
 # A message's records by name, each with its class and what it contains.
 Parts: TypeAlias = Mapping[str, tuple[type[ConfigRecord] | type[MetricRecord], Mapping[str, Any]]]
 
-PROTOCOL = 1
 _KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}\Z")
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
 _DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
@@ -43,6 +43,10 @@ MOST_FACT = 16_384  # characters; the keys on which both sides must agree take a
 INITIAL, KEYS, CAUSE = "initial", "keys", "cause"
 SIZES = ("shape", "outputs")
 RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts", "sums"})
+_ORDER = "protocol sepal run kind round phase who base durable views keep novel halvings best"
+_REPLY = "protocol sepal run round kind client examples capacity device data base download version state"
+# The fields of a head, by its sender. Another one is refused, and not passed over: it may change what is asked.
+HEADS: Mapping[Side, frozenset[str]] = {"server": frozenset(_ORDER.split()), "client": frozenset(_REPLY.split())}
 
 
 @dataclass(frozen=True)
@@ -215,6 +219,19 @@ class Reply:
         return {**self.metrics, **self.sums}
 
 
+def _sender(kind: Kind) -> dict[str, int | str]:
+    """Return what a message says about its sender; its release stands in the query alone, which comes first."""
+    this = peer.ourselves()
+    return {"protocol": this.protocol, **({"sepal": this.sepal} if kind is Kind.QUERY else {})}
+
+
+def sender_of(records: RecordDict) -> Peer:
+    """Return what the sender of a message says about itself, also in an error; untrusted."""
+    if isinstance(records, Enclosed) and not records.written:
+        return peer.ourselves()
+    return Peer.of(fields.config(records, "error" if "error" in records else "sepal"))
+
+
 def write_order(order: Order, content: Content) -> RecordDict:
     """Return the records of an order."""
     return _records(light_parts(order_parts(order), content), content)
@@ -227,7 +244,7 @@ def order_parts(order: Order) -> Parts:
         "sepal": (
             ConfigRecord,
             {
-                "protocol": PROTOCOL,
+                **_sender(order.kind),
                 "run": order.run,
                 "kind": order.kind.value,
                 "round": order.plan.round,
@@ -250,13 +267,13 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     """Return the order and content of a message.
 
     Raises:
-        ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
+        ProtocolError: A record is missing or of the wrong type, or this side does not work with the server's protocol.
     """
     if isinstance(records, Enclosed) and not records.written and isinstance(records.head, Order):
         order = records.head  # with a plan of the client's own, as if it had been sent
         return replace(order, plan=replace(order.plan, scalars=dict(order.plan.scalars))), records.content
     fields.check_counts_of(records)
-    head, content = _read(records)
+    head, content = _read(records, "server")
     who = fields.text(head, "who")
     if who not in ("sampled", "all", "none"):
         raise ProtocolError("who", "sampled, all or none", who)
@@ -285,7 +302,7 @@ def reply_parts(reply: Reply) -> Parts:
         "sepal": (
             ConfigRecord,
             {
-                "protocol": PROTOCOL,
+                **_sender(reply.kind),
                 "run": reply.run,
                 "round": reply.round,
                 "kind": reply.kind.value,
@@ -310,15 +327,16 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     """Return the reply and content of a message.
 
     Raises:
-        ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
+        ProtocolError: A record is missing or of the wrong type, or this side does not work with the client's protocol.
         SepalError: The client reported this error.
     """
     if isinstance(records, Enclosed) and not records.written and isinstance(records.head, Reply):
         return records.head, records.content
     fields.check_counts_of(records)
     if error := fields.config(records, "error"):
+        check_peer(Peer.of(error), "client")
         raise _read_error(error)
-    head, content = _read(records)
+    head, content = _read(records, "client")
     kind = fields.kind(head)
     name, examples, capacity = (
         fields.name(head, "client"),
@@ -353,7 +371,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
 def write_error(error: SepalError, client: str) -> RecordDict:
     """Return the records of a reply that reports an error."""
     parts = {"key": error.key, "expected": error.expected, "got": error.got, "client": client}
-    return RecordDict({"error": ConfigRecord({"type": type(error).__name__, **parts})})
+    return RecordDict({"error": ConfigRecord({**_sender(Kind.QUERY), "type": type(error).__name__, **parts})})
 
 
 def without_details(error: Exception, code: str) -> SepalError:
@@ -394,12 +412,14 @@ def light_parts(parts: Parts, content: Content) -> Parts:
     return {name: part for name, part in {**parts, "scalars": (ConfigRecord, content.scalars)}.items() if part[1]}
 
 
-def _read(records: RecordDict) -> tuple[ConfigRecord, Content]:
+def _read(records: RecordDict, sender: Side) -> tuple[ConfigRecord, Content]:
     head = records.get("sepal")
     if not isinstance(head, ConfigRecord):
         raise ProtocolError("message", "a record named sepal", ", ".join(records) or "an empty message")
-    if head.get("protocol") != PROTOCOL:
-        raise ProtocolError("protocol", f"version {PROTOCOL}", head.get("protocol"))
+    check_peer(Peer.of(head), sender)
+    if not HEADS[sender].issuperset(head):
+        odd = ", ".join(name for name in head if name not in HEADS[sender])[:100]
+        raise ProtocolError("message", f"a head of protocol {peer.PROTOCOL}", f"{odd} in it")
     if not RECORDS.issuperset(records):
         odd = ", ".join(name for name in records if name not in RECORDS)[:100]
         raise ProtocolError("message", f"no records but {', '.join(sorted(RECORDS))}", odd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from flwr.app import RecordDict
@@ -12,7 +13,8 @@ from flwr.serverapp import Grid
 
 from sepal.errors import SepalError
 from sepal.flower.replies import bound_replies
-from sepal.protocol.messages import Content, Enclosed, Order, Reply, read_reply, write_order
+from sepal.protocol.messages import Content, Enclosed, Order, Reply, read_reply, sender_of, write_order
+from sepal.protocol.peer import Peer, ourselves
 from sepal.protocol.types import Kind, Plan
 from sepal.server.answers import check_answer
 from sepal.server.downloads import largest_reply, most_message_bytes
@@ -20,7 +22,7 @@ from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size, message_bytes
 from sepal.server.questions import Questions
-from sepal.server.roster import PATIENCE, Connections, PendingQuery
+from sepal.server.roster import PATIENCE, PEER, Connections, PendingQuery
 from sepal.server.run import ServerRun
 
 log = logging.getLogger("sepal")
@@ -122,10 +124,16 @@ class Contact:
             check_size(message_bytes(content), most_message_bytes(self._run.setup))
             reply = read_reply(content)[0]
             check_answer(order, reply)
-            return reply
+            return self._noted(node, reply, sender_of(content))
         except SepalError as reason:  # the name in a reported error is the node's own choice
             key = f"node {node}: {reason.key}" if "error" in content else reason.key
             return type(reason)(key, reason.expected, reason.got)
+
+    def _noted(self, node: int, reply: Reply, sender: Peer) -> Reply:
+        """Return an answer with the number of its sender's protocol, and log a client of another release."""
+        if sender != ourselves() and node not in self.connections.names:
+            log.info("%s has %s, this server %s", reply.client.name, sender, ourselves())
+        return replace(reply, facts={**reply.facts, PEER: str(sender.protocol)})
 
     def _tell(self, node: int, reason: str) -> None:
         """Tell a node why it was refused, in a query that it need not answer. It appears in the node's log."""

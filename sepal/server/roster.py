@@ -20,11 +20,13 @@ from typing import Protocol
 from sepal.config.agreement import disagreement
 from sepal.errors import ChangedDataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
 from sepal.protocol.messages import MOST_VERSIONS, Reply, is_version, version_round
+from sepal.protocol.peer import ourselves
 from sepal.protocol.types import ClientInfo
 
 log = logging.getLogger("sepal")
 
 PATIENCE = 60.0  # seconds to wait for a new client's first answer, which includes its start-up
+PEER = "protocol"  # the fact of an answer that the server adds: the number of the client's protocol
 SIMULATION = "flwr.simulation.app"  # a module that only Flower's simulation imports
 _LONGEST_REST = 64  # refreshes
 
@@ -61,6 +63,7 @@ class Connections:
     Attributes:
         weights: Digest of W_0 and frozen tensors; a client that reports another one is refused.
         agreed: The keys on which clients must agree with the server (:mod:`sepal.config.agreement`); empty: no check.
+        inert: Values with which keys change nothing (:func:`sepal.config.agreement.inert_values`).
         nodes: Client name to node id.
         stores: Client name to the identity of its state store, fixed when the client is first seen.
         infos: Client name to roster entry.
@@ -85,6 +88,7 @@ class Connections:
 
     weights: str = ""
     agreed: str = ""
+    inert: Mapping[str, str] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
     stores: dict[str, str] = field(default_factory=dict)
     infos: dict[str, ClientInfo] = field(default_factory=dict)
@@ -199,8 +203,11 @@ class Connections:
         changed = self._changed(reply.client)
         if changed and not self.refuses_by_round:
             return changed
-        if self.agreed and (differs := disagreement(name, self.agreed, reply.facts.get("config", ""))):
-            return differs
+        if self.agreed:
+            age = int(reply.facts[PEER]) - ourselves().protocol
+            config = reply.facts.get("config", "")
+            if differs := disagreement(name, self.agreed, config, age, self.inert):
+                return differs
         if self.weights and weights and weights != self.weights:
             expected = f"digest {self.weights[:12]} (frozen tensors included)"
             return RosterError(f"{name}: initial weights", expected, weights[:12])

@@ -24,6 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from sepal.config import RunConfig
+from sepal.config.agreement import inert_values
 from sepal.errors import ConfigError, DamagedError, RoundError, StateError
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.method.interface import Method, RunSetup
@@ -73,7 +74,8 @@ class SepalStrategy:
         self._method, self._observers, self._settle, self._pause = method, observers, settle, pause
         self.store: RunStore = store or MemoryRunStore()
         self._run = ServerRun(method, setup, self.store)
-        self._connections = Connections(self._run.state.weights, agreed)
+        inert = inert_values(setup.config, setup.hyper) if agreed else {}
+        self._connections = Connections(self._run.state.weights, agreed, inert)
         self._connections.version_of = lambda name: self._run.state.versions.get(name, "")
         self._current: Round | None = None
         self._spent = 0.0

@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from sepal.errors import DataError, DivergedError, RosterError, RoundError
 from sepal.protocol.messages import read_order, read_reply, write_error, write_reply
 from sepal.protocol.payloads import seal
+from sepal.protocol.peer import PROTOCOL
 from sepal.protocol.types import Kind, Payload
 from sepal.server.exchange import Exchange
 from sepal.storage.serialize import digest
@@ -81,7 +82,7 @@ def test_a_hostile_error_cannot_put_words_into_anothers_mouth_or_a_terminal(kind
     text = "client-3: \x1b[2J\nall is lost" * 999
 
     def attack(message, order, download, reply):
-        record = {"type": kind, "key": text, "expected": text, "got": text, "client": "client-3"}
+        record = {"protocol": PROTOCOL, "type": kind, "key": text, "expected": text, "got": text, "client": "client-3"}
         return Message(RecordDict({"error": ConfigRecord(record)}), reply_to=message)
 
     with pytest.raises(RoundError) as caught:

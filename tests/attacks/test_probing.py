@@ -13,6 +13,7 @@ from sepal.errors import ConfigError, DataError, ProtocolError, SepalError
 from sepal.method.tensors import dense
 from sepal.protocol.messages import Content, Order, read_reply, write_order, write_reply
 from sepal.protocol.payloads import seal
+from sepal.protocol.peer import PROTOCOL
 from sepal.protocol.types import Kind, Payload, Plan
 from sepal.wire.tensors import ValueCoding
 from tests.attacks.attacked_federation import EVIL, Hostile, changed
@@ -132,7 +133,8 @@ def test_a_key_of_any_length_is_refused(where):
 
 
 def error(**parts):
-    record = {"type": "DataError", "key": "data", "expected": "data", "got": "none", "client": EVIL, **parts}
+    record = {"protocol": PROTOCOL, "type": "DataError", "key": "data", "expected": "data", "got": "none"}
+    record |= {"client": EVIL, **parts}
     return lambda message, order, download, reply: Message(
         RecordDict({"error": ConfigRecord(record)}), reply_to=message
     )

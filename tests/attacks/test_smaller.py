@@ -14,6 +14,7 @@ from sepal.cli.main import app
 from sepal.client_app.state_store import DiskStateStore
 from sepal.errors import ProtocolError, StateError
 from sepal.protocol.messages import read_reply
+from sepal.protocol.peer import PROTOCOL
 from sepal.protocol.types import Kind
 from sepal.protocol.views import check_counts
 from sepal.runs.places import IN_PROCESS
@@ -214,6 +215,7 @@ def _query():
 def test_a_reason_names_the_client_that_gave_it():
     def attack(message, order, download, reply):
         record = {"type": "DataError", "key": "client-3: data", "expected": "x", "got": "y", "client": "client-3"}
+        record["protocol"] = PROTOCOL
         return Message(RecordDict({"error": ConfigRecord(record)}), reply_to=message)
 
     federation = Hostile(attack, on_missing="skip")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from sepal import __version__
 from sepal.client_app.app import make_app
 from sepal.config import RunConfig, agreement, kebab
-from sepal.config.agreement import disagreement
+from sepal.config.agreement import disagreement, inert_values
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError, RosterError
@@ -20,6 +20,7 @@ from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import FedAvg
 from sepal.strategies.fedpse import FedPSE
 
+RENEWED = "clip-gradient"  # a key with a former value, 0
 FLAT = {"dataset": "digits", "clients": 3, "rounds": 3, "partition.subsample": 150}
 
 
@@ -61,19 +62,39 @@ def test_where_each_value_was_set_is_said_and_keys_of_one_side_may_differ(server
     assert (str(error) if error else None) == (f"a: {words}" if words else None)
 
 
-def test_another_version_is_refused_by_name(monkeypatch):
+def test_another_version_alone_is_no_disagreement(monkeypatch):
+    """Whether two releases work together is decided by their protocols (tests/sepal/protocol)."""
     server_keys = assemble({**FLAT, "method": "fedavg"}).agreed
     monkeypatch.setattr(agreement, "__version__", "9.9")
-    words = f"a: version of Sepal: expected {__version__} (server: installed), got 9.9 (client: installed)"
-    assert str(disagreement("a", server_keys, assemble({**FLAT, "method": "fedavg"}).agreed)) == words
+    assert disagreement("a", server_keys, assemble({**FLAT, "method": "fedavg"}).agreed) is None
 
 
 @pytest.mark.parametrize("reported", ["", "x", "\t\t\t\n", "seed\t0\tx", "\x00" * 9999])
 def test_a_reply_without_the_keys_is_refused(reported):
     error = disagreement("a", assemble({**FLAT, "method": "fedavg"}).agreed, reported)
-    assert (
-        str(error) == f"a: version of Sepal: expected {__version__} (server: installed), got nothing (client: unknown)"
+    assert re.fullmatch(r"a: [a-z]+: expected .+ \(server: .+\), got nothing \(client: unknown\)", str(error))
+
+
+def lines_without(text, key):
+    return "\n".join(line for line in text.split("\n") if not line.startswith(f"{key}\t"))
+
+
+def test_between_two_protocols_a_key_may_be_missing_where_its_value_changes_nothing():
+    """A client without the key does what its former value says. Another value is refused, by name."""
+    for value, fits in ((0.0, True), (2.5, False)):
+        assembly = assemble({**FLAT, "method": "fedavg", RENEWED: value})
+        server, inert = assembly.agreed, inert_values(assembly.task.config, assembly.task.hyper)
+        older = lines_without(server, RENEWED)
+        assert disagreement("a", server, older, 0, inert), "within one protocol both have the same keys"
+        refused = disagreement("a", server, older, -1, inert)
+        assert (refused is None) == fits
+    assert str(refused) == (
+        f"a: {RENEWED}: expected 2.5 (server: run config), "
+        "got nothing (client: a release without this key: upgrade the client)"
     )
+    assert disagreement("a", older, server, 1) is None, "a newer client has further keys"
+    assert disagreement("a", older, server, 0)
+    assert disagreement("a", lines_without(server, "seed"), server.replace("seed\t0", "seed\t1"), -1, inert)
 
 
 def test_an_unknown_key_of_the_method_is_refused():

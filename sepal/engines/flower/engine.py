@@ -48,13 +48,18 @@ class AppRun:
     log: tuple[str, ...]
     reason: str = ""
 
+    @property
+    def complete(self) -> bool:
+        """Whether it came to its end."""
+        return self.status == COMPLETED
+
     def check(self, log: Path | None = None) -> None:
         """Raise unless the run is complete; the error names the file ``log``.
 
         Raises:
             FlowerError: With the reason.
         """
-        if self.status != COMPLETED:
+        if not self.complete:
             got = f"{self.status}: {self.reason}" if self.reason else self.status
             raise FlowerError("run", COMPLETED, f"{got} (log: {log})" if log else got)
 

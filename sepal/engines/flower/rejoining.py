@@ -175,24 +175,27 @@ def wait_until_welcome(
     """Wait indefinitely for the server, and up to ``patience`` seconds for it to register this client's key.
 
     Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error. A
-    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may. With
+    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may, and
+    without end for one whose clock was set. With
     a key it waits indefinitely until somebody shows the server's certificate: anybody on the way can answer without.
     ``beat`` is called before each attempt.
 
     Raises:
         ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
     """
-    begin, reported = time.monotonic(), False
+    begin, reported = time.monotonic(), set[str]()
     unproved = ("port", "TLS", "certificate") if credentials and rejoining else ("port",)
+    waits = (*unproved, "clock") if rejoining else unproved
     while True:
         beat()
         finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
         if finding is None:
             return
-        if finding.check in unproved and not reported:
-            tell(f"sepal: {finding.words}; waiting for it")
-            reported = True
-        if finding.check in unproved:
+        if finding.check in waits and finding.check not in reported:
+            what = "this machine's clock is " if finding.check == "clock" else ""
+            tell(f"sepal: {what}{finding.words}; waiting for it")
+            reported.add(finding.check)
+        if finding.check in waits:
             begin = time.monotonic()
         elif not (rejoining or finding.check == "key") or time.monotonic() - begin > patience:
             raise ConfigError(f"{address}: {finding.check}", "one with which a client can join", finding.words)

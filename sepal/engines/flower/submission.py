@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ from sepal.errors import ConfigError
 from sepal.storage.files import private_directory
 
 UNNAMED = ".unnamed"  # no run can be called so
+# How Flower says that it has ended a run that Sepal has not: a task was silent, or a call to the SuperLink failed.
+BROKEN = ("No heartbeat received from the task", "/v1/runtime/")
+AGAIN, MOST_AGAIN, WITHIN = 10.0, 3, 600.0  # seconds before a run is started again; how often, within how many seconds
 
 
 @contextmanager
@@ -76,6 +80,7 @@ def run_bundle(
     registry: NodeRegistry | None,
     tell: Callable[[str], None],
     show: Callable[[str], None],
+    again: int = 0,
 ) -> AppRun:
     """Run the app without code, and return the ended run.
 
@@ -86,11 +91,21 @@ def run_bundle(
         registry: The nodes' keys, kept registered during the run; None if the SuperLink accepts any node.
         tell: Called with the line that says what is bundled.
         show: Called with each line of the run's log.
+        again: How often within ``WITHIN`` seconds a run with a name that Flower has ended (``BROKEN``) is started
+            again, and so goes on from its record.
     """
     files = write_app(directory / "app", str(flat.get("method", "")))
     tell(bundle_line(files))
     tick = registry.tick if registry else lambda: None
-    return flower.run_app(directory / "app", flat, timeout=math.inf, tick=tick, show=show)
+    begun: list[float] = []
+    while True:
+        begun.append(time.monotonic())
+        ended = flower.run_app(directory / "app", flat, timeout=math.inf, tick=tick, show=show)
+        often = len([moment for moment in begun if time.monotonic() - moment < WITHIN]) > again
+        if ended.complete or not flat.get("name") or not any(word in ended.reason for word in BROKEN) or often:
+            return ended
+        tell(f"sepal: Flower has ended the run ({ended.reason}): started again from its record in {AGAIN:g} s")
+        time.sleep(AGAIN)
 
 
 def bundle_line(files: list[Path]) -> str:

@@ -12,9 +12,10 @@ from sepal.cli.joining import shares
 from sepal.cli.main import app
 from sepal.cli.serving import how_to_join
 from sepal.engines.flower import rejoining, submission
+from sepal.engines.flower.engine import AppRun
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
-from sepal.engines.flower.submission import UNNAMED, alone, state_of
+from sepal.engines.flower.submission import MOST_AGAIN, UNNAMED, alone, run_bundle, state_of
 from sepal.errors import ConfigError
 from sepal.operation.addresses import loopback
 from sepal.strategies.assembly import assemble
@@ -230,6 +231,63 @@ def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_w
         monkeypatch.setattr(rejoining, "examine", lambda address, credentials: iter(wrong))
         with pytest.raises(ConfigError, match="h:1: API: expected one with which a client can join, got no gRPC"):
             rejoining.wait_until_welcome("h:1", None, patience, again)
+
+
+def test_a_client_whose_clock_differs_from_the_servers_waits_and_says_by_how_much(monkeypatch):
+    """Once, it said nothing and ended after 90 s, with a run that waits for it. At a first try it does end."""
+    now, lines = [0.0], []
+    wrong = [Finding("clock", False, "3600.0 s ahead of the server's: set it")]
+    answers = iter([*[wrong] * 500, []])
+    monkeypatch.setattr(rejoining, "examine", lambda address, credentials: iter(next(answers)))
+    monkeypatch.setattr(rejoining.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rejoining.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    rejoining.wait_until_welcome("h:1", None, 90.0, True, lines.append)
+    assert now[0] == 500
+    assert lines == ["sepal: this machine's clock is 3600.0 s ahead of the server's: set it; waiting for it"]
+    monkeypatch.setattr(rejoining, "examine", lambda address, credentials: iter(wrong))
+    with pytest.raises(ConfigError, match=r"h:1: clock: .* got 3600\.0 s ahead of the server's: set it"):
+        rejoining.wait_until_welcome("h:1", None)
+
+
+ENDED = {
+    "silent": "No heartbeat received from the task",
+    "refused": "Server error '500 Internal Server Error' for url 'http://127.0.0.1:9093/v1/runtime/push-messages'",
+    "ours": "clients: expected 2 within 600 s, got 1",
+}
+
+
+class Runs:
+    """In the place of Flower: runs that end for these reasons, then one that comes to its end."""
+
+    def __init__(self, *reasons):
+        self.statuses = [*(("finished:failed", reason) for reason in reasons), ("finished:completed", "")]
+        self.started = 0
+
+    def run_app(self, *arguments, **keys):
+        self.started += 1
+        status, reason = self.statuses[self.started - 1]
+        return AppRun(str(self.started), status, (), reason)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "name", "started"),
+    [
+        (("silent",), "a", 2),
+        (("refused", "silent"), "a", 3),
+        (("silent",) * 9, "a", MOST_AGAIN + 1),
+        (("silent",), "", 1),
+        (("ours",), "a", 1),
+        (("silent", "ours"), "a", 2),
+    ],
+    ids=["once", "twice", "always", "without a name", "by Sepal", "by Sepal later"],
+)
+def test_a_run_that_flower_has_ended_is_started_again_from_its_record(tmp_path, monkeypatch, reasons, name, started):
+    monkeypatch.setattr(submission.time, "sleep", lambda seconds: None)
+    runs, lines = Runs(*(ENDED[reason] for reason in reasons)), []
+    ended = run_bundle(runs, tmp_path, {"name": name}, None, lines.append, lines.append, MOST_AGAIN)
+    assert runs.started == started
+    assert ended.complete == (started == len(runs.statuses))
+    assert len([line for line in lines if "Flower has ended the run" in line]) == started - 1
 
 
 class Interrupted(BaseException):

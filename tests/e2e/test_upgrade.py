@@ -1,0 +1,51 @@
+"""A rolling upgrade (docs/operating.md): the clients one by one, then the server, in one run.
+
+A release with another protocol is this one with another number (tests/shims/protocol).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sepal.protocol.peer import PROTOCOL
+from tests.e2e.machines import Machines
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def machines(tmp_path):
+    machines = Machines(tmp_path, {"dataset": "digits", "rounds": 12, "evaluate-every": 0})
+    yield machines
+    machines.stop_all()
+
+
+def start(machines, name, protocol):
+    machines.start(name, "protocol", SEPAL_TEST_PROTOCOL=str(protocol))
+
+
+@pytest.mark.long
+def test_clients_one_by_one_and_then_the_server_are_upgraded_within_a_run(machines):
+    for name in ("serve", "join0", "join1"):
+        start(machines, name, PROTOCOL)
+    machines.await_rounds(1)
+    for name in ("join0", "join1", "serve"):
+        start(machines, name, PROTOCOL + 1)
+        before = len(machines.rounds())
+        assert before < machines.keys["rounds"]
+        machines.await_rounds(before + 1)
+        if name != "serve":
+            machines.await_line("serve", f"client-0000{name[-1]} has protocol {PROTOCOL + 1} ")
+    machines.check_finished()
+
+
+@pytest.mark.parametrize(("server", "client"), [(0, 2), (2, 0)], ids=["an older server", "an older client"])
+def test_two_protocols_apart_both_sides_say_which_one_to_upgrade(machines, server, client):
+    start(machines, "serve", PROTOCOL + server)
+    start(machines, "join0", PROTOCOL + client)
+    assert machines.running["serve"].wait(120) != 0
+    older = "server" if server < client else "client"
+    words = f"got protocol {PROTOCOL + server} (Sepal 0.1.0) of the server: upgrade the {older}"
+    for name in ("serve", "join0"):
+        (line, *_) = [line for line in machines.log(name).splitlines() if words in line]
+        assert f"because this client has protocol {PROTOCOL + client} (Sepal 0.1.0)" in line
