@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -26,10 +26,11 @@ from sepal.client_app.mods import Mod, refuse_array_mods
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import one_line
 from sepal.flower.simulation import on_one_machine
-from sepal.operation.figures import CLOSING, STATS, log_as_json
+from sepal.operation.figures import CLOSING, NO_ANSWER, STATS, log_as_json
 from sepal.operation.repeats import Seldom
+from sepal.protocol.client_errors import word_of
 from sepal.protocol.fields import arrays_of
-from sepal.protocol.messages import read_order, without_details, write_error
+from sepal.protocol.messages import read_order, write_client_error
 from sepal.protocol.types import Kind
 from sepal.training.devices import device_memory
 
@@ -140,7 +141,7 @@ def _payload(records: RecordDict) -> int:
 def _handle(message: Message, context: Context) -> Message:
     """Answer one message of any kind for the client that ``context`` describes.
 
-    If the node raises an error, the server gets its class and a code; the details are in the node's log.
+    If the node raises an error, the server gets a word for it, its class and a code; the details are in the node's log.
     """
     name, audit, began = "client", None, time.monotonic()
     try:
@@ -149,20 +150,21 @@ def _handle(message: Message, context: Context) -> Message:
         with limited_memory() if limits_memory(node) else nullcontext(), device_memory():
             answer = _answer(message, context, node)
     except Exception as error:
-        answer = _error(error, name)
+        answer = _error(error, name, message, context)
     if audit:
         try:
             audit.write(name, message.content, answer, seconds=round(time.monotonic() - began, 3))
         except Exception as error:  # nothing leaves without its line
-            answer = _error(error, name)
+            answer = _error(error, name, message, context)
     return Message(answer, reply_to=message)
 
 
-def _error(error: Exception, name: str) -> RecordDict:
-    """Return an error's answer: Flower would send the text of an exception to the server."""
-    code = uuid.uuid4().hex[:8]
-    log.error("%s: error with code %s", name, code, exc_info=error)
-    return write_error(without_details(error, code), name)
+def _error(error: Exception, name: str, message: Message, context: Context) -> RecordDict:
+    """Return an error's answer: Flower would send the text of an exception to the server. The log has that text."""
+    code, kind = f"{secrets.randbelow(10**8):08d}", message.metadata.message_type
+    why = one_line(f"{type(error).__name__}: {error}", 500)
+    log.error("%s: %s %s (%s), code %s: %s", name, NO_ANSWER, kind, word_of(error), code, why, exc_info=error)
+    return write_client_error(error, name, code, context.run_config)
 
 
 def limits_memory(node: Node) -> bool:

@@ -26,6 +26,7 @@ from sepal.protocol.fields import arrays_of, config, light_records
 from sepal.protocol.messages import read_order
 from sepal.storage.files import check_owner, make_directory
 
+ERROR_PARTS = ("word", "type", "key", "code", "expected", "got")  # of an error's record
 LARGEST, KEPT = 10 << 20, 10  # bytes of the file before it is set aside as FILE.1; so many are kept
 
 
@@ -108,7 +109,7 @@ def _answer(records: RecordDict) -> dict[str, Any]:
     facts["figures"] = sorted([*records.get("metrics", ()), *config(records, "sums")])
     facts["facts"] = sorted(config(records, "facts"))
     if error := config(records, "error"):
-        facts["error"] = {key: str(error.get(key, "")) for key in ("type", "key", "expected", "got")}
+        facts["error"] = {key: str(error.get(key, "")) for key in ERROR_PARTS if key in error}
     return facts
 
 

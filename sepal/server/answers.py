@@ -6,13 +6,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sepal.config import Settings
+from sepal.config.base import flatten, method_name
 from sepal.errors import ProtocolError
+from sepal.method.interface import Task
 from sepal.protocol.messages import Content, Order, Reply, version
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.protocol.views import check_counts
 from sepal.tasks.scoring import BY_ACCURACY, Scoring, check_name
 
 _DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
+
+
+def keys_of(task: Task) -> frozenset[str]:
+    """Return the keys of the run's method, which a client's error may name."""
+    hyper = task.hyper
+    return frozenset(flatten(hyper, f"{method_name(task.config.method)}.") if isinstance(hyper, Settings) else ())
 
 
 def check_answer(order: Order, reply: Reply) -> None:

@@ -14,7 +14,7 @@ from sepal.errors import SepalError
 from sepal.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Enclosed, Order, Reply, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
-from sepal.server.answers import check_answer
+from sepal.server.answers import check_answer, keys_of
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
@@ -120,7 +120,7 @@ class Contact:
     def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
         try:
             check_size(message_bytes(content), most_message_bytes(self._run.task))
-            reply = read_reply(content)[0]
+            reply = read_reply(content, keys_of(self._run.task))[0]
             check_answer(order, reply)
             return reply
         except SepalError as reason:  # the name in a reported error is the node's own choice

@@ -19,7 +19,7 @@ from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import Task
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
 from sepal.protocol.types import ClientInfo, Kind
-from sepal.server.answers import check_reply
+from sepal.server.answers import check_reply, keys_of
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
@@ -212,7 +212,7 @@ class Round:
         content, size = Content(), message_bytes(records)
         try:
             check_size(size, self._most)
-            reply, content = read_reply(records)
+            reply, content = read_reply(records, keys_of(self._task))
             client = self._start.state.roster[name]
             check_reply(request.order, client, self._digests[name], reply, content, self._task.learning.scoring)
             if request.order.kind is Kind.TRAIN:
