@@ -176,7 +176,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     shared = _shared(tuple(sorted(_trusted(context, node).items())), node.device)
     if on_one_machine():  # in a deployment, owners' names stay where their data is
         node = node.named(shared.assembly)
-    order = read_order(message.content)[0]
+    order, content = read_order(message.content)
     if order.kind is Kind.QUERY and order.plan.phase:
         log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))
     if order.kind is Kind.ADAPT and order.keep and not on_one_machine():
@@ -189,6 +189,9 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     with nullcontext() if order.kind is Kind.QUERY else store.lock():
         secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
         host = build_host(shared, node, order.run, store, secret)
+        if order.kind is not Kind.QUERY and not on_one_machine():
+            # Before the training, which a full disk would waste; and the size may not depend on what it gives.
+            store.check_room(len(content.data) + 4 * sum(parameter.size for parameter in shared.assembly.task.layout))
         if order.kind is Kind.QUERY and not on_one_machine():
             log.info("%s: %s", node.client, _share(node, shared, host))
         if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):

@@ -377,8 +377,8 @@ def write_client_error(error: Exception, client: str, code: str, keys: Collectio
 
 def error_word(records: RecordDict) -> Word | None:
     """Return the word of a client's error; None for any other reply, and for an error without a word."""
-    record = fields.config(records, "error")
-    return read_parts(record)[0] if "word" in record else None
+    record = records.get("error")
+    return read_parts(record)[0] if isinstance(record, ConfigRecord) and "word" in record else None
 
 
 def _read_error(record: ConfigRecord, keys: Collection[str]) -> SepalError:

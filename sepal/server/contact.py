@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 
 from sepal.errors import SepalError
 from sepal.flower.replies import bound_replies
-from sepal.protocol.messages import Content, Enclosed, Order, Reply, read_reply, write_order
+from sepal.protocol.client_errors import AWAY
+from sepal.protocol.messages import Content, Enclosed, Order, Reply, error_word, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
 from sepal.server.answers import check_answer, keys_of
 from sepal.server.downloads import largest_reply, most_message_bytes
@@ -20,7 +21,7 @@ from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size, message_bytes
 from sepal.server.questions import Questions
-from sepal.server.roster import PATIENCE, Connections, Pending
+from sepal.server.roster import PATIENCE, AwayError, Connections, Pending
 from sepal.server.run import Run
 
 log = logging.getLogger("sepal")
@@ -125,7 +126,8 @@ class Contact:
             return reply
         except SepalError as reason:  # the name in a reported error is the node's own choice
             key = f"node {node}: {reason.key}" if "error" in content else reason.key
-            return type(reason)(key, reason.expected, reason.got)
+            kind = AwayError if error_word(content) in AWAY else type(reason)
+            return kind(key, reason.expected, reason.got)
 
     def _tell(self, node: int, reason: str) -> None:
         """Tell a node why it was refused, in a query that it need not answer. It appears in the node's log."""

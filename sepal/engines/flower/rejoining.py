@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -78,12 +79,12 @@ def stay(
         if metrics:
             serve_figures(flower, client, metrics)
         while True:
-            beat = partial(alive.write_text, "waiting\n")
+            beat = partial(_write, alive, "waiting\n")
             wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell, beat)
             clear(flower.home)
             began = time.monotonic()
             node = flower.start_node(client, node_config, address, lines, credentials, cold, poll, allow_code)
-            code = _ended(node, partial(alive.write_text, "running\n"))
+            code = _ended(node, partial(_write, alive, "running\n"))
             beat()
             again = code in RESTARTABLE
             if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
@@ -102,6 +103,12 @@ def stay(
             who = "another node with this key, or an earlier session of it, counts as online"
             tell(f"sepal: refused, as if {who}: again in {pause:g} s")
             time.sleep(pause)
+
+
+def _write(alive: Path, state: str) -> None:
+    """Write what a client does for probes. A full disk does not end the client: the file grows old meanwhile."""
+    with suppress(OSError):
+        alive.write_text(state, encoding="utf-8")
 
 
 def _ended(node: subprocess.Popen[bytes], beat: Callable[[], object]) -> int:

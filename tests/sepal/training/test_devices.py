@@ -92,7 +92,7 @@ def test_deterministic_algorithms_are_switched_on_and_off(monkeypatch):
 def test_a_full_device_is_one_line_also_to_the_server_of_a_deployment():
     with pytest.raises(DeviceMemoryError, match="try a smaller batch-size or width") as caught, device_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
-    with pytest.raises(DeviceMemoryError, match="client-1: device-memory: .*try a smaller batch-size or width"):
+    with pytest.raises(DeviceMemoryError, match=r"client-1: device-memory: .*try a smaller batch-size or width"):
         read_reply(write_client_error(caught.value, "client-1", "12345678"))
 
 
