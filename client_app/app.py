@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -37,10 +37,11 @@ from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.config.parse import without_unknown
 from sepal.errors import ProtocolError, one_line
 from sepal.flower.simulation import on_one_machine
-from sepal.operation.figures import CLOSING, STATS, log_as_json
+from sepal.operation.figures import CLOSING, NO_ANSWER, STATS, log_as_json
 from sepal.operation.repeats import Seldom
+from sepal.protocol.client_errors import word_of
 from sepal.protocol.fields import arrays_of
-from sepal.protocol.messages import read_order, sender_of, without_details, write_error
+from sepal.protocol.messages import read_order, sender_of, write_client_error, write_error
 from sepal.protocol.peer import Peer, ourselves
 from sepal.protocol.types import Kind
 from sepal.strategies import registry
@@ -161,7 +162,7 @@ def _payload(records: RecordDict) -> int:
 def _handle(message: Message, context: Context) -> Message:
     """Answer one message of any kind for the client that ``context`` describes.
 
-    If the node raises an error, the server gets its class and a code; the details are in the node's log.
+    If the node raises an error, the server gets a word for it, its class and a code; the details are in the node's log.
     """
     name, audit, began = "client", None, time.monotonic()
     try:
@@ -170,23 +171,24 @@ def _handle(message: Message, context: Context) -> Message:
         with limited_memory() if limits_memory(node) else nullcontext(), device_memory():
             answer = _answer(message, context, node)
     except Exception as error:
-        answer = _error(error, name)
+        answer = _error(error, name, message, context)
     if audit:
         try:
             audit.write(name, message.content, answer, seconds=round(time.monotonic() - began, 3))
         except Exception as error:  # nothing leaves without its line
-            answer = _error(error, name)
+            answer = _error(error, name, message, context)
     return Message(answer, reply_to=message)
 
 
-def _error(error: Exception, name: str) -> RecordDict:
-    """Return an error's answer: Flower would send the text of an exception to the server."""
+def _error(error: Exception, name: str, message: Message, context: Context) -> RecordDict:
+    """Return an error's answer: Flower would send the text of an exception to the server. The log has that text."""
     if isinstance(error, ProtocolError) and error.key == "protocol":
         log.error("%s: %s", name, error)
         return write_error(error, name)
-    code = uuid.uuid4().hex[:8]
-    log.error("%s: error with code %s", name, code, exc_info=error)
-    return write_error(without_details(error, code), name)
+    code, kind = f"{secrets.randbelow(10**8):08d}", message.metadata.message_type
+    why = one_line(f"{type(error).__name__}: {error}", 500)
+    log.error("%s: %s %s (%s), code %s: %s", name, NO_ANSWER, kind, word_of(error), code, why, exc_info=error)
+    return write_client_error(error, name, code, context.run_config)
 
 
 def limits_memory(node: Node) -> bool:
@@ -195,7 +197,7 @@ def limits_memory(node: Node) -> bool:
 
 
 def _answer(message: Message, context: Context, node: Node) -> RecordDict:
-    order = read_order(message.content)[0]  # first: of another protocol, nothing else can be understood
+    order, content = read_order(message.content)  # first: of another protocol, nothing else can be understood
     config = _trusted(context, node, sender_of(message.content))
     shared = _shared(tuple(sorted(config.items())), node.device)
     if on_one_machine():  # in a deployment, owners' names stay where their data is
@@ -213,6 +215,9 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
         source = None if on_one_machine() else changing_data(shared, node, store)
         host = build_host(shared, node, order.run, store, secret, source)
+        if order.kind is not Kind.QUERY and not on_one_machine():
+            # Before the training, which a full disk would waste; and the size may not depend on what it gives.
+            store.check_room(len(content.data) + 4 * sum(parameter.size for parameter in shared.assembly.setup.layout))
         if order.kind is Kind.QUERY and not on_one_machine():
             log.info("%s: %s", node.client, _share(node, shared, host))
         if not on_one_machine() and (node.most_uploads or shared.assembly.setup.config.privacy.noise):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -24,8 +25,9 @@ from sepal.errors import SepalError, StateError
 from sepal.flower.sizes import array_bytes, records_bytes
 from sepal.protocol.fields import arrays_of, config, light_records
 from sepal.protocol.messages import read_order
-from sepal.storage.files import check_owner, make_directory
+from sepal.storage.files import check_owner, free_bytes, make_directory
 
+ERROR_PARTS = ("word", "type", "key", "code", "expected", "got")  # of an error's record
 LARGEST, KEPT = 10 << 20, 10  # bytes of the file before it is set aside as FILE.1; so many are kept
 
 
@@ -66,11 +68,22 @@ class Audit:
                     handler.emit(logging.makeLogRecord({"msg": line}))
                     if handler.stream:
                         os.fsync(handler.stream.fileno())
-                finally:
                     handler.close()
+                except OSError:
+                    with suppress(OSError):  # it tries once more to write what it could not
+                        handler.close()
+                    _drop_torn_line(self.path)
+                    raise
         except OSError as reason:
             expected = "a file for the audit log that can be written, and is no symbolic link"
-            raise StateError(str(self.path), expected, reason.strerror or str(reason)) from None
+            got = f"{reason.strerror or reason}{free_bytes(self.path.parent, reason)}"
+            raise StateError(str(self.path), f"{expected} ({len(line) + 1:,} bytes)", got) from None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off what a full disk has left of a line; the next line would be appended to it."""
+    with suppress(OSError), os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 class _File(RotatingFileHandler):
@@ -108,7 +121,7 @@ def _answer(records: RecordDict) -> dict[str, Any]:
     facts["figures"] = sorted([*records.get("metrics", ()), *config(records, "sums")])
     facts["facts"] = sorted(config(records, "facts"))
     if error := config(records, "error"):
-        facts["error"] = {key: str(error.get(key, "")) for key in ("type", "key", "expected", "got")}
+        facts["error"] = {key: str(error.get(key, "")) for key in ERROR_PARTS if key in error}
     return facts
 
 

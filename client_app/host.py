@@ -159,7 +159,8 @@ class ClientHost:
             if not self.noised:
                 raise
             log.error("%s: no answer to round %d", self.info.name, plan.round, exc_info=error)
-            raise SepalError("training", "an answer", "none; the node's own log says why") from None
+        # Out of the except block: an error that hangs on another one would be told by the other one's word.
+        raise SepalError("training", "an answer", "none; the node's own log says why")
 
     def _facts_of_store(self) -> dict[str, str]:
         versions = self.store.versions()

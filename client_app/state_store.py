@@ -24,7 +24,15 @@ from filelock import FileLock, Timeout
 from sepal.errors import DamagedError, StateError
 from sepal.protocol.messages import Content, Order, Reply, is_version, version_round
 from sepal.protocol.types import Scalar
-from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_once, write_tensors
+from sepal.storage.files import (
+    check_owner,
+    check_room,
+    make_directory,
+    read_tensors,
+    set_aside,
+    write_once,
+    write_tensors,
+)
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -150,6 +158,14 @@ class DiskStateStore:
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
             yield
+
+    def check_room(self, size: int) -> None:
+        """Check that about ``size`` bytes can be written.
+
+        Raises:
+            StateError: They cannot.
+        """
+        check_room(self.directory, size)
 
     def _path(self, version: str) -> Path:
         return self.directory / f"{version}.safetensors"

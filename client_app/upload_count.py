@@ -57,15 +57,27 @@ class UploadCount:
                 if self.most and uploads([*lines, line]) + bool(torn) > self.most:
                     expected = f"at most {self.most} over all runs, as this node demands (sepal join --most-uploads)"
                     raise ProtocolError("uploads", expected, "a request for one more")
-                file.write((b"\n" if torn else b"") + line + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+                _append(file.fileno(), (b"\n" if torn else b"") + line + b"\n")
         except OSError as reason:
             expected = "a file that can be read and written, and is no symbolic link"
             raise StateError(str(self.path), expected, reason.strerror or str(reason)) from None
 
     def _open(self) -> int:
         return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def _append(handle: int, data: bytes) -> None:
+    """Append to a file that was read to its end, durably; nothing of it stays where the disk has no room."""
+    size = os.fstat(handle).st_size
+    try:
+        os.lseek(handle, 0, os.SEEK_END)
+        written = 0
+        while written < len(data):
+            written += os.write(handle, data[written:])
+        os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
 
 
 def uploads(lines: Sequence[bytes]) -> int:

@@ -26,6 +26,7 @@ METRICS = "SEPAL_METRICS"  # [HOST:]PORT of a ServerApp's figures
 CERTIFICATES = "SEPAL_CERTIFICATES"  # JSON: the server's certificate files, each with its end in seconds since 1970
 LOG = "SEPAL_LOG"  # json
 STATS = "SEPAL_STATS"  # file to which a client writes a line for each message
+NO_ANSWER = "no answer to"  # in a client's line about an error, before the kind of the message and the error's word
 CLOSING = "the closing evaluation begins"  # how a client's line ends, by which its reply is told from a round's
 
 

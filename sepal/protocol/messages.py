@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, TypeAlias
@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal import errors
-from sepal.errors import ConfigError, DeviceMemoryError, ProtocolError, SepalError, WireError
+from sepal.errors import ProtocolError, SepalError, WireError
 from sepal.protocol import fields, peer
+from sepal.protocol.client_errors import Word, parts_of, read_parts
 from sepal.protocol.peer import Peer, Side, check_peer
 from sepal.protocol.types import ClientInfo, Kind, Plan, Scalar
 from sepal.protocol.views import refuse_unknown
@@ -30,7 +31,6 @@ from sepal.wire.records import from_array, to_array
 # A message's records by name, each with its class and what it contains.
 Parts: TypeAlias = Mapping[str, tuple[type[ConfigRecord] | type[MetricRecord], Mapping[str, Any]]]
 
-_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}\Z")
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
 _DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
 _ROUNDS = 10**9  # the name of a version has nine digits for the round
@@ -323,8 +323,12 @@ def reply_parts(reply: Reply) -> Parts:
     }
 
 
-def read_reply(records: RecordDict) -> tuple[Reply, Content]:
+def read_reply(records: RecordDict, keys: Collection[str] = ()) -> tuple[Reply, Content]:
     """Return the reply and content of a message.
+
+    Args:
+        records: The message.
+        keys: Keys of the run config that an error may name, beside those that every run has.
 
     Raises:
         ProtocolError: A record is missing or of the wrong type, or this side does not work with the client's protocol.
@@ -335,7 +339,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     fields.check_counts_of(records)
     if error := fields.config(records, "error"):
         check_peer(Peer.of(error), "client")
-        raise _read_error(error)
+        raise _read_error(error, keys)
     head, content = _read(records, "client")
     kind = fields.kind(head)
     name, examples, capacity = (
@@ -374,26 +378,32 @@ def write_error(error: SepalError, client: str) -> RecordDict:
     return RecordDict({"error": ConfigRecord({**_sender(Kind.QUERY), "type": type(error).__name__, **parts})})
 
 
-def without_details(error: Exception, code: str) -> SepalError:
-    """Return what the server is told about an error on a node: its class and ``code``, and nothing of its text.
+def write_client_error(error: Exception, client: str, code: str, keys: Collection[str] = ()) -> RecordDict:
+    """Return the records by which a deployed client reports an error: nothing of the error's text.
 
-    The text may contain private data, for example a row that a data function could not read. A refusal of the server's
-    own message is returned as it is, because the server knows what it sent. For a ConfigError, the key is kept. Of a
+    A refusal of the server's own message is reported as it is, because the server knows what it sent. Of a
     ChangedDataError the server has words of its own.
 
     Args:
         error: Any exception.
-        code: Names the entry in the node's log that has the details.
+        client: The client's name.
+        code: Eight digits; they name the entry in the client's log that has the details.
+        keys: Keys of the run config, which may be named (:func:`sepal.protocol.client_errors.parts_of`).
     """
-    if isinstance(error, ProtocolError | WireError | DeviceMemoryError):
-        return error
-    kind = type(error) if isinstance(error, SepalError) and hasattr(errors, type(error).__name__) else SepalError
-    key = error.key if isinstance(error, ConfigError) and _KEY.match(error.key) else "node"
-    got = f"{type(error).__name__[:64]}, code {code} (details in the node's own log)"
-    return kind(key, "no error", got)
+    if isinstance(error, ProtocolError | WireError):
+        return write_error(error, client)
+    return RecordDict({"error": ConfigRecord({**_sender(Kind.QUERY), **parts_of(error, client, code, keys)})})
 
 
-def _read_error(record: ConfigRecord) -> SepalError:
+def error_word(records: RecordDict) -> Word | None:
+    """Return the word of a client's error; None for any other reply, and for an error without a word."""
+    record = records.get("error")
+    return read_parts(record)[0] if isinstance(record, ConfigRecord) and "word" in record else None
+
+
+def _read_error(record: ConfigRecord, keys: Collection[str]) -> SepalError:
+    if "word" in record:
+        return read_parts(record, keys)[1]
     kind = getattr(errors, str(record.get("type")), SepalError)
     is_sepal = isinstance(kind, type) and issubclass(kind, SepalError)
     client, key, expected, got = (str(record.get(part, "?"))[:200] for part in ("client", "key", "expected", "got"))

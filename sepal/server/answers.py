@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sepal.config import Settings
+from sepal.config.base import flatten, method_name
 from sepal.errors import ChangedDataError, ProtocolError
+from sepal.method.interface import RunSetup
 from sepal.protocol.messages import Content, Order, Reply, version
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.protocol.views import check_counts
@@ -44,6 +47,12 @@ class Growth:
         if not claimed.data or not _DIGEST.fullmatch(claimed.data):
             raise ChangedDataError(f"{client.name}: data", "64 hexadecimal digits", claimed.data)
         return replace(client, examples=claimed.examples, data=claimed.data)
+
+
+def keys_of(setup: RunSetup) -> frozenset[str]:
+    """Return the keys of the run's method, which a client's error may name."""
+    hyper = setup.hyper
+    return frozenset(flatten(hyper, f"{method_name(setup.config.method)}.") if isinstance(hyper, Settings) else ())
 
 
 def check_answer(order: Order, reply: Reply) -> None:

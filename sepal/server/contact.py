@@ -13,16 +13,17 @@ from flwr.serverapp import Grid
 
 from sepal.errors import SepalError
 from sepal.flower.replies import bound_replies
-from sepal.protocol.messages import Content, Enclosed, Order, Reply, read_reply, sender_of, write_order
+from sepal.protocol.client_errors import AWAY
+from sepal.protocol.messages import Content, Enclosed, Order, Reply, error_word, read_reply, sender_of, write_order
 from sepal.protocol.peer import Peer, ourselves
 from sepal.protocol.types import Kind, Plan
-from sepal.server.answers import check_answer
+from sepal.server.answers import check_answer, keys_of
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size, message_bytes
 from sepal.server.questions import Questions
-from sepal.server.roster import PATIENCE, PEER, Connections, PendingQuery
+from sepal.server.roster import PATIENCE, PEER, AwayError, Connections, PendingQuery
 from sepal.server.run import ServerRun
 
 log = logging.getLogger("sepal")
@@ -122,12 +123,13 @@ class Contact:
     def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
         try:
             check_size(message_bytes(content), most_message_bytes(self._run.setup))
-            reply = read_reply(content)[0]
+            reply = read_reply(content, keys_of(self._run.setup))[0]
             check_answer(order, reply)
             return self._noted(node, reply, sender_of(content))
         except SepalError as reason:  # the name in a reported error is the node's own choice
             key = f"node {node}: {reason.key}" if "error" in content else reason.key
-            return type(reason)(key, reason.expected, reason.got)
+            kind = AwayError if error_word(content) in AWAY else type(reason)
+            return kind(key, reason.expected, reason.got)
 
     def _noted(self, node: int, reply: Reply, sender: Peer) -> Reply:
         """Return an answer with the number of its sender's protocol, and log a client of another release."""

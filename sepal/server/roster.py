@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,6 +34,10 @@ _LONGEST_REST = 64  # refreshes
 
 class EvictedError(RosterError):
     """A client was evicted by an operator. Unlike other unsuitable clients, it does not keep a run from starting."""
+
+
+class AwayError(RosterError):
+    """A client cannot work for now, as one whose disk is full: like one that is not there, it is asked again."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,8 @@ class Connections:
                 continue
             if reason:
                 refusals.append(reason)
-                self.tell(node, str(reason))
+                if not isinstance(reason, AwayError):  # it has said so itself
+                    self.tell(node, str(reason))
             connects = self.refuses_by_round and isinstance(reason, ChangedDataError)
             if not isinstance(answer, Reply) or (reason and not connects):
                 rest = min(_LONGEST_REST, 2 * self._resting.get(node, (0, 0))[1] or 1)
@@ -309,11 +315,12 @@ def wait(
     while True:
         evicted = gone()
         refusals = connections.refresh(list(online()), ask)
-        unfit = [refusal for refusal in refusals if not isinstance(refusal, EvictedError)]
+        unfit = [refusal for refusal in refusals if not isinstance(refusal, EvictedError | AwayError)]
         if unfit and isinstance(needed, int):
             raise _of_all(unfit, needed or len(unfit) + len(connections.nodes))
         changed = [refusal for refusal in refusals if isinstance(refusal, ChangedDataError)]
         _note_changed(changed, () if isinstance(needed, int) or enough else needed, connections.refuses_by_round)
+        _tell_away(refusals, refused)
         refused |= dict.fromkeys(map(str, refusals))
         present, now = len(connections.nodes), time.monotonic()
         if present != before:
@@ -341,6 +348,14 @@ def wait(
             logged_at = now
             log.info("waiting for clients: %d of %s have answered%s", present, needed_text, hint)
         time.sleep(0.1)
+
+
+def _tell_away(refusals: Sequence[SepalError], told: Collection[str]) -> None:
+    """Warn of the clients that cannot work for now; ``told`` are the lines of before."""
+    kinds = {re.sub(r"\d+", "", line) for line in told}  # codes differ
+    for refusal in refusals:
+        if isinstance(refusal, AwayError) and re.sub(r"\d+", "", str(refusal)) not in kinds:
+            log.warning("%s; waiting for it", refusal)
 
 
 def _of_all(unfit: Sequence[SepalError], total: int) -> SepalError:

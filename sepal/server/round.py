@@ -26,9 +26,10 @@ from sepal.errors import (
 )
 from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import RunSetup
-from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
+from sepal.protocol.client_errors import AWAY
+from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, error_word, read_reply, write_order
 from sepal.protocol.types import ClientInfo, Kind
-from sepal.server.answers import Growth, check_reply
+from sepal.server.answers import Growth, check_reply, keys_of
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
@@ -47,7 +48,8 @@ Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
 FAILED = tuple(f"error {code}:" for code in CLIENT_APP_FAILED)  # how sepal.server.exchange reports them
 ADVICE = "an upload may have been poisoned: go back with sepal run --from-round, and set max-update-norm"
-MOST_FAILED = 3  # failures before a client is given up; a held lock or a full disk may be temporary
+MOST_FAILED = 3  # failures before a client is given up; a held lock may be temporary
+FIRST_REST, MOST_REST = 1.0, 30.0  # seconds before a client that cannot write is asked again; they grow
 
 
 class Round:
@@ -90,6 +92,8 @@ class Round:
         self._failed: dict[str, SepalError] = {}
         self._failures: dict[str, int] = {}
         self._away: set[str] = set()
+        self._unable: dict[str, SepalError] = {}
+        self._rests: dict[str, tuple[float, float]] = {}  # client to when it is asked again, and its next rest
         self._absent: set[str] = set()
         self._local, self._oversamples = local, not local and not start.closing
         self._late: dict[str, str] = {}
@@ -155,7 +159,9 @@ class Round:
             deliver: Sends a message to each node and passes on the replies; returns node id to reason for the nodes
                 that did not reply.
         """
-        present = sorted(self.waiting & set(nodes), key=lambda name: (name in self._spare, name))
+        now = time.monotonic()
+        rested = {name for name in self.waiting & set(nodes) if self._rests.get(name, (now, 0.0))[0] <= now}
+        present = sorted(rested, key=lambda name: (name in self._spare, name))
         names = {nodes[name]: name for name in present}
         absent = sorted(self.waiting - set(nodes))
         self._absent = set(absent)
@@ -222,7 +228,7 @@ class Round:
         content, size = Content(), message_bytes(records)
         try:
             check_size(size, self._most)
-            reply, content = read_reply(records)
+            reply, content = read_reply(records, keys_of(self._setup))
             client, scoring = self._start.state.roster[name], self._setup.task.scoring
             check_reply(request.order, client, self._digests[name], reply, content, scoring, self._growth(client))
             if request.order.kind is Kind.TRAIN:
@@ -230,7 +236,7 @@ class Round:
                 if refused := self._guard.refused_change(self.uploads.changes(name, content)):
                     raise DivergedError("upload", *refused)
         except SepalError as reason:
-            self._note_refused(request, content, size, "error" in records, reason)
+            self._note_refused(request, records, content, size, reason)
             return
         self.waiting.discard(name)
         if request.order.kind is Kind.TRAIN:
@@ -241,6 +247,7 @@ class Round:
             self.uploads.accept(name)
         self._downloads.drop(name)
         self._replies[name] = reply
+        self._note_able(name)
         if reply.metrics.get(DIVERGED):
             self._diverged[name] = "its model is not finite after training"
         self._ledger.accepted(request, content, size)
@@ -252,22 +259,27 @@ class Round:
             return None
         return Growth(self._start.state.began.get(client.name, client.examples), self._config.data_growth)
 
-    def _note_refused(self, request: Request, content: Content, size: int, reported: bool, reason: SepalError) -> None:
+    def _note_refused(
+        self, request: Request, records: RecordDict, content: Content, size: int, reason: SepalError
+    ) -> None:
         """Record why a reply was refused; stop waiting for the client if another one would be refused, too.
 
         Args:
             request: What it answers.
+            records: The reply.
             content: Its content, as far as it was read.
             size: Bytes of its message.
-            reported: Whether the client reports an error.
             reason: Why it does not count.
         """
-        name = request.client
+        name, reported = request.client, "error" in records
         if isinstance(reason, ChangedDataError):  # it costs this client's round; in the next one it is asked again
             reason = ChangedDataError.of(name) if reported else reason
             log.warning("round %d goes on without a client: %s", self._plan.round, reason)
         elif reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
             reason = ProtocolError(name, "a reply", f"an error: {reason}")
+        elif error_word(records) in AWAY:
+            self._note_unable(request, content, size, reason)
+            return
         self._ledger.refused(request, content, size, str(reason))
         if reported and not isinstance(reason, ChangedDataError | DivergedError | DeviceMemoryError):
             self._count_failure(name, reason)
@@ -275,6 +287,25 @@ class Round:
         self.waiting.discard(name)  # asked again, it would fail again
         if isinstance(reason, DivergedError):
             self._diverged[name] = str(reason)
+
+    def _note_unable(self, request: Request, content: Content, size: int, reason: SepalError) -> None:
+        """Note that a client cannot work for now, as one with a full disk: it is away, and asked again and again.
+
+        Each time it is told once a round, and the client rests longer: it may have trained in vain.
+        """
+        name = request.client
+        if name not in self._unable or self._unable[name].key != reason.key:
+            self._unable[name] = reason
+            self._ledger.refused(request, content, size, str(reason))
+            goes_on = "asked again" if self._config.on_missing == "retry" else "the round goes on without it"
+            log.warning("round %d: %s; %s", self._plan.round, reason, goes_on)
+        rest = min(MOST_REST, 2 * self._rests[name][1]) if name in self._rests else FIRST_REST
+        self._rests[name] = time.monotonic() + rest, rest
+
+    def _note_able(self, name: str) -> None:
+        """Say that a client has answered that could not write before."""
+        if self._unable.pop(name, None):
+            log.warning("round %d: %s can write again", self._plan.round, name)
 
     def _refuse(self, name: str, reason: str) -> None:
         """Refuse an upload that was accepted before."""
@@ -288,7 +319,9 @@ class Round:
             who = f"{key}: {len(self._failed)} of {len(self._requests)} clients"
             raise FailedError(who, "take part", causes_of(self._failed.values()))
         if self.waiting and config.on_missing == "retry":
-            raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
+            unable = causes_of(self._unable[name] for name in sorted(self.waiting & self._unable.keys()))
+            got = "; ".join([_some(sorted(self.waiting)), *([unable] if unable else [])])
+            raise RoundError(key, f"a reply of every client within {config.timeout:g} s", got)
         counted = self._counted()
         if self._plan.round > 1 and counted < config.min_replies and self.unstable:  # on-divergence = "keep"
             few = "no client" if not counted else "too few clients"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -84,7 +86,7 @@ def write_tensors(
     if len(head) > LARGEST_HEADER:
         expected = f"names and structure of at most {LARGEST_HEADER / 1e6:.3g} MB, which the format's header holds"
         raise StateError(str(path), expected, f"{len(head) / 1e6:.3g} MB")
-    with _replacing(path, sync, mode) as file:
+    with _replacing(path, sync, 8 + len(head) + size, mode) as file:
         sha = hashlib.sha256()
         parts: Iterable[bytes | memoryview] = (_bytes(arrays[name]) for name in names)
         for part in chain((len(head).to_bytes(8, "little"), head), parts):
@@ -242,13 +244,13 @@ def write_atomically(path: Path, data: bytes, sync: bool = True) -> None:
     Raises:
         StateError: The disk is full or not writable; no temporary file remains.
     """
-    with _replacing(path, sync) as file:
+    with _replacing(path, sync, len(data)) as file:
         file.write(data)
 
 
 @contextmanager
-def _replacing(path: Path, sync: bool, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a temporary file that replaces ``path`` when the block ends."""
+def _replacing(path: Path, sync: bool, size: int, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a temporary file for ``size`` bytes, which replaces ``path`` when the block ends."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -261,4 +263,28 @@ def _replacing(path: Path, sync: bool, mode: int = 0o666) -> Iterator[BinaryIO]:
             sync_directory(path.parent)
     except OSError as reason:
         part.unlink(missing_ok=True)
-        raise StateError(str(path), "room and permission to write", reason.strerror or reason) from None
+        expected = f"room and permission to write {size:,} bytes"
+        raise StateError(str(path), expected, f"{reason.strerror or reason}{free_bytes(path.parent, reason)}") from None
+
+
+def free_bytes(directory: Path, reason: OSError) -> str:
+    """Return ``: N bytes free``, with the room of a directory, for an error that says that it has none."""
+    if reason.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    with suppress(OSError):
+        return f": {shutil.disk_usage(directory).free:,} bytes free"
+    return ""
+
+
+def check_room(directory: Path, size: int) -> None:
+    """Check that ``size`` bytes can be written to a directory, before work that would be in vain.
+
+    Raises:
+        StateError: They cannot; it was raised from an OSError, as where the writing fails.
+    """
+    try:
+        if shutil.disk_usage(directory).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as reason:
+        got = f"{reason.strerror}{free_bytes(directory, reason)}"
+        raise StateError(str(directory), f"room to write about {size:,} bytes", got) from reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from threading import Thread
 
@@ -130,15 +131,16 @@ def test_an_upload_is_charged_before_training_and_each_error_after_it_is_the_sam
         (1, ModelError("x", "y", "private")),
         (2, ZeroDivisionError()),
         (3, ProtocolError("a", "b", "c")),
+        (4, OSError(errno.ENOSPC, "no room")),
     ):
         fail(error)
         with pytest.raises(SepalError) as raised:
-            train(run, 3)
+            train(run, 4)
         errors.add((type(raised.value), re.sub("code [0-9a-f]{8}", "", str(raised.value))))
     assert len(errors) == 1
     assert "private" not in str(errors)
     (path,) = tmp_path.rglob("sent")
-    assert len(path.read_bytes().splitlines()) == 3
+    assert len(path.read_bytes().splitlines()) == 4
 
 
 def test_a_link_in_place_of_the_count_is_not_followed(tmp_path):

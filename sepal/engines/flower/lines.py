@@ -13,8 +13,9 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from sepal.operation.figures import CLOSING, LOG
+from sepal.operation.figures import CLOSING, LOG, NO_ANSWER
 from sepal.operation.repeats import Heard
+from sepal.protocol.client_errors import AWAY
 
 BYTES = 10_000_000  # of a log file; one older file is kept
 OURS = "sepal: "
@@ -23,7 +24,13 @@ SELDOM = 600.0  # seconds between two lines that say that the server does not an
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ROUND = re.compile(r"\[RUN (\S+), ROUND (\d+)\]")
 _SENT = re.compile(r"Sending: (\S+) message")
+_FAILED = re.compile(rf"{OURS}[\w.-]+: {NO_ANSWER} (\S+) \(([\w-]+)\), code ")  # of sepal.client_app.app
 _WORK = {"train": "trained, and the reply is on its way", "train.adapt": "evaluated, and the figures are on their way"}
+
+
+class _LogFile(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
+        """Leave a line out that a full disk does not take: the console has those that matter."""
 
 
 class Lines:
@@ -39,9 +46,10 @@ class Lines:
     """
 
     def __init__(self, file: Path, show: Callable[[str], None], everything: bool = False) -> None:
-        self._file = RotatingFileHandler(file, maxBytes=BYTES, backupCount=1, delay=True, encoding="utf-8")
+        self._file = _LogFile(file, maxBytes=BYTES, backupCount=1, delay=True, encoding="utf-8")
         self._show, self._everything = show, everything or os.environ.get(LOG) == "json"
         self._run, self._round, self._closing, self._lost = "", "", False, -SELDOM
+        self._failed, self._away = set[str](), False
         self._heard = Heard()
 
     def __call__(self, line: str) -> None:
@@ -61,6 +69,9 @@ class Lines:
         if _CLOSING.fullmatch(line):
             self._closing = True
             return self._counts()
+        if match := _FAILED.match(line):
+            self._failed.add(match[1])
+            self._away = self._away or match[2] in AWAY
         if line.startswith(OURS):
             return [line] if self._heard.count(line.removeprefix(OURS)) == 1 else []
         if match := _ROUND.search(line):
@@ -70,10 +81,14 @@ class Lines:
             return [f"{OURS}joined, and waits for the server's messages"]
         if match := _SENT.search(line):
             self._lost = -SELDOM
+            if match[1] in self._failed:  # the reply is an error, of which a line before has told
+                self._failed.remove(match[1])
+                return []
             if match[1] not in _WORK:
                 return []
+            again, self._away = [f"{OURS}its files can be written again"] if self._away else [], False
             name, self._closing = "closing evaluation" if self._closing else f"round {self._round}", False
-            return [f"{OURS}{name}: {_WORK[match[1]]}"]
+            return [*again, f"{OURS}{name}: {_WORK[match[1]]}"]
         if "Connection attempt failed" in line and time.monotonic() - self._lost >= SELDOM:
             self._lost = time.monotonic()
             ended = "the run may have ended, then Ctrl-C ends this client"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,7 +102,7 @@ def stay(joined_client: JoinedClient) -> None:
         if joined_client.metrics:
             serve_figures(flower, client, joined_client.metrics)
         while True:
-            beat = partial(alive.write_text, "waiting\n")
+            beat = partial(_write, alive, "waiting\n")
             patience = LAPSE if rejoining else REGISTERED
             wait_until_welcome(joined_client.address, credentials, patience, rejoining, tell, beat)
             clear(flower.home)
@@ -116,7 +117,7 @@ def stay(joined_client: JoinedClient) -> None:
                 joined_client.poll,
                 joined_client.allow_code,
             )
-            code = _ended(node, partial(alive.write_text, "running\n"))
+            code = _ended(node, partial(_write, alive, "running\n"))
             beat()
             again = code in RESTARTABLE
             if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
@@ -135,6 +136,12 @@ def stay(joined_client: JoinedClient) -> None:
             who = "another node with this key, or an earlier session of it, counts as online"
             tell(f"sepal: refused, as if {who}: again in {pause:g} s")
             time.sleep(pause)
+
+
+def _write(alive: Path, state: str) -> None:
+    """Write what a client does for probes. A full disk does not end the client: the file grows old meanwhile."""
+    with suppress(OSError):
+        alive.write_text(state, encoding="utf-8")
 
 
 def _ended(node: subprocess.Popen[bytes], beat: Callable[[], object]) -> int:

@@ -90,3 +90,34 @@ def test_a_server_that_does_not_answer_is_told_of_seldom(tmp_path, monkeypatch):
     for now in (0.0, 1.0, SELDOM - 1, SELDOM, SELDOM + 1):  # noqa: B007 the clock reads it
         lines("WARNING :   Connection attempt failed, retrying in 7.00 seconds")
     assert len(output) == 2
+
+
+SENT = "INFO :      Sending: train message (ID: a2)"
+FULL = (
+    "sepal: site: no answer to train (no-room), code 1234567{}: StateError: /s/3-ab: expected room, got none: 0 bytes"
+)
+
+
+def test_a_reply_that_is_an_error_is_not_told_as_trained(tmp_path):
+    """The line was shown for it, too: an operator took a client with a full disk for one that trains."""
+    output = []
+    lines = Lines(tmp_path / "node.log", output.append)
+    lines("INFO :      [RUN 76, ROUND 2]")
+    for number in (1, 2, 3):
+        lines(FULL.format(number))
+        lines(SENT)
+    for line in ("sepal: site: no answer to query (data), code 12345678: DataError: x", SENT, SENT):
+        lines(line)
+    trained = "sepal: round 2: trained, and the reply is on its way"
+    refused_query = "sepal: site: no answer to query (data), code 12345678: DataError: x"
+    again = "sepal: its files can be written again"
+    assert output == [FULL.format(1), refused_query, again, trained, trained]
+
+
+def test_a_log_without_room_leaves_its_lines_out(tmp_path, capsys):
+    output = []
+    lines = Lines(tmp_path / "node.log", output.append)
+    (tmp_path / "node.log").symlink_to("/dev/full")
+    lines("sepal: a line")
+    assert output == ["sepal: a line"]
+    assert capsys.readouterr().err == ""

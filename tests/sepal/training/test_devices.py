@@ -12,7 +12,7 @@ from sepal.client_app.app import limits_memory
 from sepal.client_app.build import Node
 from sepal.engines.in_process import run
 from sepal.errors import ConfigError, DeviceMemoryError
-from sepal.protocol.messages import without_details
+from sepal.protocol.messages import read_reply, write_client_error
 from sepal.strategies.assembly import assemble
 from sepal.training.devices import be_deterministic, choose_device, device_memory, spread
 
@@ -92,7 +92,8 @@ def test_deterministic_algorithms_are_switched_on_and_off(monkeypatch):
 def test_a_full_device_is_one_line_also_to_the_server_of_a_deployment():
     with pytest.raises(DeviceMemoryError, match="try a smaller batch-size or width") as caught, device_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
-    assert without_details(caught.value, "0") is caught.value
+    with pytest.raises(DeviceMemoryError, match=r"client-1: device-memory: .*try a smaller batch-size or width"):
+        read_reply(write_client_error(caught.value, "client-1", "12345678"))
 
 
 def test_answers_have_a_limit_of_memory_without_cuda_only(monkeypatch):
