@@ -131,7 +131,7 @@ def _look_at_table(inspection: Inspection, config: RunConfig, path: Path, direct
     classes = table.names if task_of(keys) == CLASSIFICATION else ()
     columns = tuple(proposed) if not schema_of(keys).column else schema_of(keys).column
     inspection.schema = TableSchema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
-    if not table.person:
+    if not table.person and not keys.person:
         likely = [name for name in cells if name.lower().removesuffix("_id").removesuffix("id") in OWNERS]
         likely = [name for name in likely if name not in table.label and _repeats(cells[name], config)]
         inspection.hints += [f"folder.person = {name} would make a client of each of its values" for name in likely[:1]]

@@ -18,7 +18,7 @@ from sepal.data.locations import cache_directory, data_directory, home_of, reach
 from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
-LAYOUT = 5  # increase when the content of a cache entry changes
+LAYOUT = 6  # increase when the content of a cache entry changes
 FOLDER, HUB = "folder", "hf"  # data sets whose files are the user's own
 FILES = (FOLDER, HUB)
 PLAIN = FolderSettings()

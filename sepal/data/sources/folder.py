@@ -41,10 +41,11 @@ from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, 
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
 from sepal.data.locations import home_of
 from sepal.data.schema import FILE, TableSchema, classes_of, reading, schema_of
+from sepal.data.sources.doubts import repeated, repeated_images, stand_ins
 from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, ImageFormat, check_alike, counted, left_out, read_example
 from sepal.data.sources.kinds import alike_but_case
 from sepal.data.sources.reading import Unpacked, load_arrays
-from sepal.data.sources.table import LABEL, TARGET, Roles, Table, count_gaps, read_table
+from sepal.data.sources.table import LABEL, TARGET, Roles, Table, count_gaps, first_inputs, read_table
 from sepal.errors import DataError
 from sepal.tasks.learning import CLASSIFICATION
 from sepal.tasks.making import targets_of
@@ -204,8 +205,21 @@ def table_of(
     source = source_of(key, train, test[0] if test else None, people, **facts)
     counts = count_gaps(source.x, schema.column)
     notes = (*source.info.notes, *((f"folder.missing: each client fills in its own mean: {counts}",) if counts else ()))
+    notes = (*notes, *_doubts(key, source, schema))
     facts = {"columns": schema.inputs, "schema": schema.text(), "notes": notes}
     return replace(source, info=replace(source.info, table=keys.standardize, **facts))
+
+
+def _doubts(key: str, source: Source, schema: TableSchema) -> tuple[str, ...]:
+    """Return lines about what may be wrong with a table that can be read."""
+    starts = zip(schema.column, first_inputs(schema.column), strict=True)
+    notes = stand_ins(key, {column.name: start for column, start in starts if column.kind == "number"}, source.x)
+    if source.y.dtype.kind == "f":
+        targets = source.y.reshape(len(source.y), -1)
+        names = schema.label.split(",")
+        places = {name: n for n, name in enumerate(names)} if len(names) == targets.shape[1] else {"label": 0}
+        notes = (*notes, *stand_ins(f"{key}, targets", places, targets))
+    return (*notes, *repeated(key, source.x))
 
 
 def info_of_schema(keys: FolderSettings) -> DatasetInfo:
@@ -390,6 +404,8 @@ def source_of(
     if task == CLASSIFICATION:
         classes = _classes_of(key, y, names)
         notes = (*notes, *_without_examples(key, y, classes, names), *alike_but_case(f"{key}: classes", names))
+    if are_pixels(x):
+        notes = (*notes, *repeated_images(key, x))
     if x.dtype == np.uint16 and x.max() < DIM:
         notes = (*notes, f"{key}: the 16-bit images have values up to {x.max()} only, of {PIXELS['uint16']} for white")
     info = replace(_info(x, classes, people is not None), labelled=task == CLASSIFICATION)

@@ -224,6 +224,14 @@ def test_of_a_table_without_a_label_the_key_is_said_and_owners_are_guessed(tmp_p
     assert "perhaps: folder.person = site would make a client of each of its values" in output
 
 
+def test_owners_that_a_key_names_and_a_cell_lacks_are_not_guessed_again(tmp_path):
+    rows = "".join(f"{'pq'[n % 2]},{n},{n % 3 > 0:d}\n" for n in range(60))
+    (tmp_path / "a.csv").write_text(f"site,a,label\n{rows},61,0\n")
+    output = sepal("data", "inspect", tmp_path, "--person", "site", code=1)
+    assert "row 62, column site: expected an owner (delete the rows without one), got an empty cell" in output
+    assert "perhaps: folder.person" not in output
+
+
 def test_a_column_that_is_different_in_each_row_is_no_guess_of_owners(tmp_path):
     rows = "".join(f"P{n},{'ab'[n % 2]},{n},{n % 3 > 0:d}\n" for n in range(60))
     (tmp_path / "a.csv").write_text(f"patient_id,site,age,label\n{rows}")

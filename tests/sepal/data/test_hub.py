@@ -37,8 +37,8 @@ def photographs(rows=ROWS, low=0):
     return datasets.Dataset.from_dict(cells, datasets.Features(features))
 
 
-def table(rows=ROWS):
-    x = np.arange(rows)
+def table(rows=ROWS, first=0):
+    x = np.arange(first, first + rows)
     cells = {"height": x * 1.5, "weight": x, "label": [("ill", "well")[n % 2] for n in x], "note": ["text"] * rows}
     return datasets.Dataset.from_dict(cells)
 
@@ -91,8 +91,8 @@ def test_parquet_files_belong_to_the_part_that_they_are_named_after(tmp_path):
 
 @pytest.mark.parametrize("name", ["validation-00000-of-00001", "val", "valid", "dev"])
 def test_a_validation_part_is_used_as_one(tmp_path, name):
-    for part, rows in (("train", 40), (name, 10), ("test", 12)):
-        table(rows).to_parquet(tmp_path / f"{part}.parquet")
+    for part, rows, first in (("train", 40, 0), (name, 10, 40), ("test", 12, 50)):
+        table(rows, first).to_parquet(tmp_path / f"{part}.parquet")
     source = hub.read(tmp_path, reading())
     assert (source.train_count, source.validation_count, len(source.y)) == (40, 10, 62)
     assert source.info.notes == (
