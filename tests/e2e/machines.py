@@ -71,8 +71,9 @@ class Machines:
             process.send_signal(number)
 
     def log(self, name: str) -> str:
-        """Return what a process has printed."""
-        return (self.directory / f"{name}.log").read_text()
+        """Return what a process has printed; with ``run``, the server's log of the run, which leaves nothing out."""
+        run = self.directory / "home" / "server" / RUN / "run.log"
+        return (run if name == "run" else self.directory / f"{name}.log").read_text()
 
     def rounds(self) -> list[int]:
         """Return the numbers of the run's rounds."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from sepal import __version__
 from sepal.protocol.peer import PROTOCOL
 from tests.e2e.machines import Machines
 
@@ -35,7 +36,7 @@ def test_clients_one_by_one_and_then_the_server_are_upgraded_within_a_run(machin
         assert before < machines.keys["rounds"]
         machines.await_rounds(before + 1)
         if name != "serve":
-            machines.await_line("serve", f"client-0000{name[-1]} has protocol {PROTOCOL + 1} ")
+            machines.await_line("run", f"client-0000{name[-1]} has protocol {PROTOCOL + 1} ")
     machines.check_finished()
 
 
@@ -44,8 +45,9 @@ def test_two_protocols_apart_both_sides_say_which_one_to_upgrade(machines, serve
     start(machines, "serve", PROTOCOL + server)
     start(machines, "join0", PROTOCOL + client)
     assert machines.running["serve"].wait(120) != 0
-    older = "server" if server < client else "client"
-    words = f"got protocol {PROTOCOL + server} (Sepal 0.1.0) of the server: upgrade the {older}"
-    for name in ("serve", "join0"):
-        (line, *_) = [line for line in machines.log(name).splitlines() if words in line]
-        assert f"because this client has protocol {PROTOCOL + client} (Sepal 0.1.0)" in line
+    steps = {"server": server, "client": client}
+    older = min(steps, key=lambda side: steps[side])
+    numbers = {side: f"protocol {PROTOCOL + step} (Sepal {__version__})" for side, step in steps.items()}
+    for name, this, other in (("serve", "server", "client"), ("join0", "client", "server")):
+        words = f"because this {this} has {numbers[this]}, got {numbers[other]} of the {other}: upgrade the {older}"
+        machines.await_line(name, words)
