@@ -29,7 +29,10 @@ ALIVE, BEAT = (
     "alive",
     10.0,
 )  # file of a client's home, and the most seconds before it is written again while a node runs
-REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
+# Seconds that a server that has just started, or was restored, may take to register its nodes. A key takes a command of
+# Flower's, of 1.4 s of a processor, and 11 s on one that was busy with 20 other things: three hours for 1,000 keys.
+REGISTERED = 10_800.0
+MOST_PAUSE = 15.0  # seconds between two looks whether a key is registered: a thousand clients may look at once
 
 
 def stay(
@@ -80,7 +83,7 @@ def stay(
             serve_figures(flower, client, metrics)
         while True:
             beat = partial(_write, alive, "waiting\n")
-            wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell, beat)
+            wait_until_welcome(address, credentials, REGISTERED, rejoining, tell, beat)
             clear(flower.home)
             began = time.monotonic()
             node = flower.start_node(client, node_config, address, lines, credentials, cold, poll, allow_code)
@@ -153,21 +156,27 @@ def wait_until_welcome(
     a key it waits indefinitely until somebody shows the server's certificate: anybody on the way can answer without.
     ``beat`` is called before each attempt.
 
+    Flower answers a key that was removed as one that is not registered yet, so a client waits with either.
+
     Raises:
-        ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
+        ConfigError: The server speaks another protocol, has another certificate, or does not know the key. Or the
+            client's own certificates are gone.
     """
-    begin, reported = time.monotonic(), False
+    begin, reported, pause = time.monotonic(), "", 1.0
     unproved = ("port", "TLS", "certificate") if credentials and rejoining else ("port",)
     while True:
         beat()
         finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
         if finding is None:
             return
-        if finding.check in unproved and not reported:
-            tell(f"sepal: {finding.words}; waiting for it")
-            reported = True
+        waits = finding.check in unproved or finding.check == "key"
+        if waits and reported != finding.check:
+            most = f", for up to {patience / 60:.0f} minutes" if finding.check == "key" else ""
+            tell(f"sepal: {finding.words}; waiting for it{most}")
+            begin, reported, pause = time.monotonic(), finding.check, 1.0
         if finding.check in unproved:
             begin = time.monotonic()
-        elif not (rejoining or finding.check == "key") or time.monotonic() - begin > patience:
+        elif not (rejoining or waits) or time.monotonic() - begin > (patience if waits else min(patience, LAPSE)):
             raise ConfigError(f"{address}: {finding.check}", "one with which a client can join", finding.words)
-        time.sleep(1)
+        pause = min(MOST_PAUSE, 1.5 * pause) if finding.check == "key" else 1.0
+        time.sleep(pause)
