@@ -147,5 +147,5 @@ def test_a_client_whose_certificates_vanish_ends_in_one_line(name, credentials, 
     copy = NodeCredentials.of(directory, "site")
     (directory / name).unlink()
     with pytest.raises(ConfigError, match=r"site: expected ca\.crt and key") as ended:
-        rejoining.wait_until_welcome("localhost:1", copy, 0.0)
+        rejoining.wait_until_welcome("localhost:1", copy, 0.0, tell=pytest.fail)
     assert "No such file or directory" in str(ended.value)
