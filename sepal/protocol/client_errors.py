@@ -66,13 +66,10 @@ SENTENCES: Mapping[Word, str] = {
     Word.OTHER: "no error (look up the code in the node.log of that client)",
 }
 AWAY = frozenset({Word.NO_ROOM, Word.NOT_WRITABLE})  # what ends by itself: such a client is away, and asked again
-NODE_KEYS = frozenset(
-    {"partition", "partitions", "partition-id", "num-partitions", "name", "data", "device", "capacity"}
-)
-NODE_KEYS |= {"state-dir", "data-dir", "initial-weights", "allow", "least-noise", "accuracies", "no-accuracies"}
-NODE_KEYS |= {"most-uploads", "audit", "export", "whole"}
+# Options of a node that are no keys of a run.
+NODE_KEYS = frozenset({"partition", "partitions", "partition-id", "num-partitions", "data", "capacity", "least-noise"})
+NODE_KEYS |= {"accuracies", "no-accuracies", "most-uploads", "audit", "export", "whole", "allow"}
 _PARTITION_KEYS = frozenset({"partition-id", "num-partitions", "partition", "partitions"})
-_DEVICE_KEYS = frozenset({"device", "precision"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM})
 # Classes of errors, the keys for which the word holds (none: all), and the word; the first line that fits counts.
@@ -80,7 +77,8 @@ _WORDS: Sequence[tuple[tuple[type[BaseException], ...], frozenset[str], Word]] =
     ((DivergedError,), frozenset(), Word.DIVERGED),
     ((DeviceMemoryError,), frozenset(), Word.DEVICE_MEMORY),
     ((ConfigError, DataError), _PARTITION_KEYS, Word.PARTITION),
-    ((ConfigError,), _DEVICE_KEYS, Word.DEVICE),
+    ((ConfigError,), frozenset({"device"}), Word.DEVICE),
+    ((ConfigError,), frozenset({"precision"}), Word.DEVICE),
     ((ConfigError,), frozenset(), Word.KEY),
     ((DataError,), frozenset(), Word.DATA),
     ((ModelError,), frozenset(), Word.MODEL),

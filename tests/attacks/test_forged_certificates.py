@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import shutil
 import ssl
 
 import pytest
@@ -115,6 +116,19 @@ def test_nobody_in_the_servers_place_ends_a_client_that_has_joined_before(check,
     assert "of another authority" in lines[0]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_client_that_comes_before_its_key_waits_until_it_is_registered(credentials, waiting, again):
+    """As at a server with 1,000 keys, each of which takes a command of Flower's."""
+    lines, lasted = waiting([*[[probe.Finding("key", False, "not registered")]] * 5, []], credentials, again)
+    assert lasted > 5
+    assert lines == ["sepal: not registered; waiting for it, for up to 2 minutes"]
+
+
+def test_a_first_start_with_a_thousand_keys_is_waited_for():
+    """A key took 10.7 s on a machine with a load of 20."""
+    assert rejoining.REGISTERED >= 1000 * 10.7
+
+
 def test_what_the_server_itself_says_ends_a_client_after_a_while(credentials, waiting):
     with pytest.raises(ConfigError, match="not registered"):
         waiting([[probe.Finding("key", False, "not registered")]] * 200, credentials)
@@ -124,3 +138,14 @@ def test_what_the_server_itself_says_ends_a_client_after_a_while(credentials, wa
 def test_a_client_that_joins_for_the_first_time_ends_at_once(check, credentials, waiting):
     with pytest.raises(ConfigError, match="of another authority"):
         waiting([[probe.Finding(check, False, "of another authority")]] * 2, credentials, again=False)
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "key"])
+def test_a_client_whose_certificates_vanish_ends_in_one_line(name, credentials, tmp_path):
+    directory = tmp_path / "site"
+    shutil.copytree(credentials.directory, directory)
+    copy = NodeCredentials.of(directory, "site")
+    (directory / name).unlink()
+    with pytest.raises(ConfigError, match=r"site: expected ca\.crt and key") as ended:
+        rejoining.wait_until_welcome("localhost:1", copy, 0.0, tell=pytest.fail)
+    assert "No such file or directory" in str(ended.value)

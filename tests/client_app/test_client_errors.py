@@ -20,6 +20,7 @@ from sepal.errors import ConfigError, DataError, ProtocolError, SepalError, Stat
 from sepal.flower.replies import enter_run
 from sepal.protocol.client_errors import NODE_KEYS, SENTENCES, Word, read_parts, shared_keys, word_of
 from sepal.protocol.messages import Content, Order, read_reply, write_order
+from sepal.protocol.peer import PROTOCOL
 from sepal.protocol.types import Kind, Plan
 
 SECRET = "row 17: patient Jane Roe"
@@ -161,7 +162,7 @@ def test_a_key_is_named_if_it_is_one_of_the_run_or_of_the_node(key, shown, serve
 )
 def test_a_client_chooses_no_text_of_the_servers_line(record):
     with pytest.raises(SepalError) as caught:
-        read_reply(RecordDict({"error": ConfigRecord(record)}))
+        read_reply(RecordDict({"error": ConfigRecord({"protocol": PROTOCOL, **record})}))
     assert type(caught.value) is SepalError
     assert str(caught.value) == f"?: other: expected {SENTENCES[Word.OTHER]}, got Exception"
 

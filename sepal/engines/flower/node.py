@@ -27,6 +27,7 @@ import argparse
 import fcntl
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,11 +47,17 @@ from sepal.flower.versions import require_supported
 LOST = 75  # exit code: the client loop ended by an error (EX_TEMPFAIL in sysexits.h)
 RESTARTABLE = (0, LOST)  # exit codes after which the SuperNode is to be started again; 0: a call was not authenticated
 ENDED = "sepal: the SuperNode's loop ended: "  # begins the line that says why, before it ends with LOST
+_directories = set[Path]()  # of this process
 RESTART = 1.0  # seconds before an executor that has ended is started again
 
 
 def lost(why: str) -> NoReturn:
-    """End this process, all of its threads included: Flower's HTTP thread would keep it alive."""
+    """End this process, all of its threads included: Flower's HTTP thread would keep it alive.
+
+    No block of another thread ends by this, so directories are removed here.
+    """
+    for directory in list(_directories):
+        shutil.rmtree(directory, ignore_errors=True)
     print(ENDED + why, file=sys.stderr, flush=True)
     os._exit(LOST)
 
@@ -67,12 +74,14 @@ def own_directory() -> Iterator[Path]:
     Whatever deletes old files in /tmp leaves one with a BSD lock alone (tmpfiles.d(5)). Otherwise an executor that is
     started again would find nothing there, or what another user has put in its place.
     """
-    with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
+    with tempfile.TemporaryDirectory(prefix="sepal-node-", ignore_cleanup_errors=True) as text:
         handle = os.open(text, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_SH)
+        _directories.add(Path(text))
         try:
             yield Path(text)
         finally:
+            _directories.discard(Path(text))
             os.close(handle)
 
 

@@ -66,8 +66,20 @@ def examine(address: str, credentials: NodeCredentials | None, timeout: float = 
         timeout: Seconds for each check.
 
     Raises:
-        ConfigError: ``address`` is invalid.
+        ConfigError: ``address`` is invalid, or the client's certificates cannot be read any more.
     """
+    try:
+        for file in (credentials.authority, credentials.key) if credentials else ():
+            file.read_bytes()
+        yield from _examine(address, credentials, timeout)
+    except (OSError, ValueError) as reason:
+        if credentials is None:
+            raise
+        got = getattr(reason, "strerror", None) or one_line(str(reason), 120)
+        raise ConfigError(str(credentials.directory), "ca.crt and key, as there were at the start", got) from None
+
+
+def _examine(address: str, credentials: NodeCredentials | None, timeout: float) -> Iterator[Finding]:
     host, port = split(address)
     yield _versions()
     opened = _open(host, port, timeout)

@@ -28,7 +28,10 @@ LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and bet
 ENDING = 10.0  # seconds that the process of before may take to end
 ALIVE = "alive"  # file of a client's home
 BEAT = 10.0  # the most seconds before it is written again while a node runs
-REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
+# Seconds that a server that has just started, or was restored, may take to register its nodes. A key takes a command of
+# Flower's, of 1.4 s of a processor, and 11 s on one that was busy with 20 other things: three hours for 1,000 keys.
+REGISTERED = 10_800.0
+MOST_PAUSE = 15.0  # seconds between two looks whether a key is registered: a thousand clients may look at once
 
 
 def _ignore(line: str) -> None:
@@ -103,8 +106,7 @@ def stay(joined_client: JoinedClient) -> None:
             serve_figures(flower, client, joined_client.metrics)
         while True:
             beat = partial(_write, alive, "waiting\n")
-            patience = LAPSE if rejoining else REGISTERED
-            wait_until_welcome(joined_client.address, credentials, patience, rejoining, tell, beat)
+            wait_until_welcome(joined_client.address, credentials, REGISTERED, rejoining, tell, beat)
             clear(flower.home)
             began = time.monotonic()
             node = flower.start_node(
@@ -187,23 +189,31 @@ def wait_until_welcome(
     a key it waits indefinitely until somebody shows the server's certificate: anybody on the way can answer without.
     ``beat`` is called before each attempt.
 
+    Flower answers a key that was removed as one that is not registered yet, so a client waits with either.
+
     Raises:
-        ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
+        ConfigError: The server speaks another protocol, has another certificate, or does not know the key. Or the
+            client's own certificates are gone.
     """
-    begin, reported = time.monotonic(), set[str]()
+    begin, reported, last, pause = time.monotonic(), set[str](), "", 1.0
     unproved = ("port", "TLS", "certificate") if credentials and rejoining else ("port",)
-    waits = (*unproved, "clock") if rejoining else unproved
+    endless = (*unproved, "clock") if rejoining else unproved
     while True:
         beat()
         finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
         if finding is None:
             return
-        if finding.check in waits and finding.check not in reported:
+        waits = finding.check in endless or finding.check == "key"
+        if waits and finding.check not in reported:
             what = "this machine's clock is " if finding.check == "clock" else ""
-            tell(f"sepal: {what}{finding.words}; waiting for it")
+            most = f", for up to {patience / 60:.0f} minutes" if finding.check == "key" else ""
+            tell(f"sepal: {what}{finding.words}; waiting for it{most}")
             reported.add(finding.check)
-        if finding.check in waits:
+        if waits and finding.check != last:
+            begin, last, pause = time.monotonic(), finding.check, 1.0
+        if finding.check in endless:
             begin = time.monotonic()
-        elif not (rejoining or finding.check == "key") or time.monotonic() - begin > patience:
+        elif not (rejoining or waits) or time.monotonic() - begin > (patience if waits else min(patience, LAPSE)):
             raise ConfigError(f"{address}: {finding.check}", "one with which a client can join", finding.words)
-        time.sleep(1)
+        pause = min(MOST_PAUSE, 1.5 * pause) if finding.check == "key" else 1.0
+        time.sleep(pause)

@@ -358,3 +358,15 @@ def test_the_directory_of_certificate_and_secret_is_locked_against_cleaners_of_o
             fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(cleaner)
     assert not directory.exists()
+
+
+def test_a_node_whose_loop_ends_by_an_error_removes_its_directory(tmp_path):
+    """As where client and server end together: the SuperNode is ended from another thread, without its own blocks."""
+    code = "import threading, time\nfrom sepal.engines.flower import node\nnode.end_with_threads()\n"
+    code += "with node.own_directory() as directory:\n    (directory / 'secret').write_text('x')\n"
+    code += "    threading.Thread(target=lambda: 1 / 0).start()\n    time.sleep(60)\n"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == node.LOST
+    assert node.ENDED in done.stderr
+    assert list(tmp_path.iterdir()) == []

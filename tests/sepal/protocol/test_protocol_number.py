@@ -68,7 +68,7 @@ def payload_schemas():
     by_method = {}
     for name in registry.METHODS:
         assembly = case(name).assembly()
-        server = assembly.method.make_server(assembly.task)
+        server = assembly.method.make_server(assembly.setup)
         host = build_host(Shared.around(assembly, "cpu"), Node(2, CLIENTS), "run", ScratchStore())
         plans = [server.plan(number) for number in (1, 2)]
         by_method[name] = [

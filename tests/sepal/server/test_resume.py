@@ -195,7 +195,7 @@ def test_a_client_whose_disk_is_full_ends_the_run_in_its_words_and_it_can_be_con
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(
         RoundError,
-        match=r"cannot take part: .*room and permission to write, got No space left on device \(client-1\)",
+        match=r"cannot take part: .*write [\d,]+ bytes, got No space left on device: [\d,]+ bytes free \(client-1\)",
     ):
         serve(subject, tmp_path)
     monkeypatch.undo()
