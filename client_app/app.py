@@ -194,7 +194,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if node.export:
             from sepal.export.client_model import write_deployed
 
-            host = replace(host, deliver=partial(write_deployed, shared, node, order.run))
+            host = replace(host, deliver=partial(write_deployed, shared, node, order))
         return host.answer(message.content)
 
 

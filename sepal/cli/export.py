@@ -1,4 +1,4 @@
-"""``sepal export`` and ``sepal predict``: export a client's model from its run, and use it."""
+"""``sepal export`` and ``sepal predict``: export a model from its run, and use it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,24 @@ if TYPE_CHECKING:
 @app.command()
 def export(
     run: Run,
-    client: Annotated[str, typer.Argument(help="The client's name, such as client-00003, or its number, 3.")],
-    out: Annotated[Path | None, typer.Option(help="The file; by default RUN/client-00003.safetensors.")] = None,
+    client: Annotated[
+        str | None,
+        typer.Argument(
+            help="The client's name, such as client-00003, or its number, 3. Without it: the model that all clients "
+            "have in common, from the server's files."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file; by default in RUN, named by run, round and digest.")
+    ] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
+    ] = False,
+    round: Annotated[
+        int | None, typer.Option(min=1, help="Instead: its model after this round, whose checkpoint is kept.")
+    ] = None,
+    with_client: Annotated[
+        bool, typer.Option("--with-client", help="The file, and by default its name, says whose model it is.")
     ] = False,
     view: Annotated[str, typer.Option(help="Instead: its received, trained or kept model (docs/views.md).")] = "",
     allow: Annotated[
@@ -33,7 +47,10 @@ def export(
         typer.Option(help="Code that the run's keys may name: package.module:NAME, or all of a module."),
     ] = None,
 ) -> None:
-    """Write a client's deployed model, whose accuracy the tables show, as safetensors and ONNX."""
+    """Write a client's deployed model, whose accuracy the tables show, as safetensors and ONNX.
+
+    The file names run, round, method, digest of the weights and version of Sepal, and not the client.
+    """
     check_file(out)
     with starting():
         import torch
@@ -42,15 +59,20 @@ def export(
         from sepal.export.onnx_file import write_onnx
         from sepal.study.runs import find_run, model_of
 
+    if with_client and client is None:
+        raise ConfigError("--with-client", "a client's name as well", "none")
     path = find_run(run)
-    found = model_of(path, client, view, allow or ())
-    file = out or path / f"{found.origin.client}.safetensors"
-    kept = write_model(found, file)
-    say(f"written to {file}{tested(path, found.origin.client, found.view)}")
-    if found.labels == 1:
-        tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
+    model = model_of(path, client, view, allow or (), round=round)
+    facts, name = model.facts(with_client), model.origin.client
+    default = name if with_client else f"{path.name}-round-{facts['round']}-{facts['sha256'][:8]}"
+    file = out or path / f"{default}.safetensors"
+    loaded = write_model(model, file, with_client)
+    say(f"written to {file}: {f'the {model.view} model' if client else 'the model of all clients'}", nl=False)
+    say(f" after round {round}" if round else tested(path, name, model.view))
+    if model.labels == 1:
+        tell(f"sepal: {name} has training examples of one class alone: its own model knows no other")
     if onnx:
-        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"), found.origin)
+        write_onnx(loaded.module, torch.from_numpy(model.inputs), file.with_suffix(".onnx"), loaded.origin, facts)
         say(f"written to {file.with_suffix('.onnx')}")
 
 
@@ -61,14 +83,13 @@ def check_file(out: Path | None) -> None:
 
 
 def tested(path: Path, client: str, view: str) -> str:
-    """Return which model was exported, and what it had in the closing evaluation; of an unfinished run the former."""
+    """Return what a client's model had in the closing evaluation; empty for an unfinished run or no client."""
     from sepal.runs.stored_run import read_run
 
     stored = read_run(path)
     last = [each for line in stored.lines if line["phase"] == "closing" for each in line["clients"]]
     found = next((each[view] for each in last if each["name"] == client and each[view] is not None), None)
-    had = "" if found is None else f", {stored.measure.name} on the client's test data {stored.measure.text(found)}"
-    return f": the {view} model{had}"
+    return "" if found is None else f", {stored.measure.name} on the client's test data {stored.measure.text(found)}"
 
 
 @app.command()
