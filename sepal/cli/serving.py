@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_co
 from sepal.cli.options import Log, Metrics, Name, Sets, Verbose
 from sepal.errors import ConfigError
 from sepal.report.printing import say
+
+if TYPE_CHECKING:
+    from sepal.strategies.assembly import Assembly
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 OWN_FILES = "--name NAME --data-dir ITS_FILES"
@@ -46,6 +49,9 @@ def serve(
     ] = False,
     metrics: Metrics = "",
     log: Log = "",
+    from_round: Annotated[
+        int | None, typer.Option(min=0, help="Go back to the checkpoint of this round, and continue from there.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
@@ -72,7 +78,7 @@ def serve(
     if metrics:
         place_of(metrics, "--metrics")
         os.environ[METRICS] = metrics
-    assemble(flat)  # reports bad keys before any process is started
+    assembly = assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
         raise ConfigError("--control", "another port than --port", control)
@@ -89,6 +95,7 @@ def serve(
                 raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
         if not credentials:
             check_plain_text(host, insecure)
+        go_back(assembly, from_round)
         flower.ports = Ports(port, control)
         clear(place)
         flower.start_superlink(host, credentials=credentials)
@@ -98,9 +105,22 @@ def serve(
         with_certs = " --certs DIR" if credentials else ""
         where = "ADDRESS" if host in EVERYWHERE else host
         tell(f"clients join with: {how_to_join(where, port, flat)}{with_certs}")
-        file = place / "run.log"
-        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
-    ended.check(file)
+        ended = run_bundle(flower, place, flat, registry, tell, Lines(place / "run.log", say, verbose))
+    ended.check(place / "run.log")
+
+
+def go_back(assembly: Assembly, round: int | None) -> None:
+    """Take a run back to the checkpoint of ``round``, if there is one; clients still have what that names.
+
+    Raises:
+        ConfigError: The run has ``privacy.noise``, or was never started.
+        StateError: It has no checkpoint of that round.
+    """
+    from sepal.runs.places import run_path
+    from sepal.runs.run_directory import RunDirectory
+
+    if round is not None:
+        RunDirectory(run_path(assembly.task.config, Path.cwd()), assembly, "flower", round).close()
 
 
 @contextmanager
