@@ -225,7 +225,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if node.export:
             from sepal.export.client_model import write_deployed
 
-            host = replace(host, deliver=partial(write_deployed, shared, node, order.run, source=source))
+            host = replace(host, deliver=partial(write_deployed, shared, node, order, source=source))
         answer = host.answer(message.content)
         if isinstance(source, FrozenData) and order.kind is Kind.ADAPT and order.keep:
             source.remove()  # the closing round, whose reply is stored

@@ -124,7 +124,8 @@ def register(
     starts_from: str = "",
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
+    one_model: bool = False,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (no_received_model, deployed, starts_from, compression, learned or {})
+    rest = (no_received_model, deployed, starts_from, compression, learned or {}, one_model)
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

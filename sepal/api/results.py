@@ -167,7 +167,7 @@ class Run:
 
         client_model = model_of(self.path, client, view, self._allowed(), HOW)
         with tempfile.TemporaryDirectory() as scratch:
-            return write_model(client_model, Path(scratch) / "model.safetensors")
+            return write_model(client_model, Path(scratch) / "model.safetensors", with_client=True)
 
     def plot(self, data: bool = False) -> Report:
         """Return the run's report, which a notebook shows.

@@ -58,6 +58,7 @@ GROUPS = {  # command → what `sepal --help` says of it, in the order of a read
         "certs": "Make certificates and node keys.",
         "revoke": "Take a client's key away for good.",
         "deploy": "Check a deployment.",
+        "clean": "List what past runs have left, and remove it.",
     },
 }
 EXAMPLES = (

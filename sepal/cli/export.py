@@ -1,4 +1,4 @@
-"""``sepal export`` and ``sepal predict``: export a client's model from its run, and use it."""
+"""``sepal export`` and ``sepal predict``: export a model from its run, and use it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,24 @@ if TYPE_CHECKING:
 @app.command()
 def export(
     run: Run,
-    client: Annotated[str, typer.Argument(help="The client's name, such as client-00003, or its number, 3.")],
-    out: Annotated[Path | None, typer.Option(help="The file; by default RUN/client-00003.safetensors.")] = None,
+    client: Annotated[
+        str | None,
+        typer.Argument(
+            help="The client's name, such as client-00003, or its number, 3. Without it: the model that all clients "
+            "have in common, from the server's files."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file; by default in RUN, named by run, round and digest.")
+    ] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
+    ] = False,
+    round: Annotated[
+        int | None, typer.Option(min=1, help="Instead: its model after this round, whose checkpoint is kept.")
+    ] = None,
+    with_client: Annotated[
+        bool, typer.Option("--with-client", help="The file, and by default its name, says whose model it is.")
     ] = False,
     view: Annotated[str, typer.Option(help="Instead: its received, trained or kept model (docs/views.md).")] = "",
     allow: Annotated[
@@ -33,7 +47,10 @@ def export(
         typer.Option(help="Code that the run's keys may name: package.module:NAME, or all of a module."),
     ] = None,
 ) -> None:
-    """Write a client's deployed model, whose accuracy the tables show, as safetensors and ONNX."""
+    """Write a client's deployed model, whose accuracy the tables show, as safetensors and ONNX.
+
+    The file names run, round, method, digest of the weights and version of Sepal, and not the client.
+    """
     check_file(out)
     with starting():
         import torch
@@ -42,18 +59,21 @@ def export(
         from sepal.export.onnx_file import write_onnx
         from sepal.study.runs import find_run, model_of
 
+    if with_client and client is None:
+        raise ConfigError("--with-client", "a client's name as well", "none")
     path = find_run(run)
-    client_model = model_of(path, client, view, allow or ())
-    name = client_model.origin.client
-    file = out or path / f"{name}.safetensors"
-    file_model = write_model(client_model, file)
-    say(f"written to {file}{tested(path, name, client_model.view)}")
+    client_model = model_of(path, client, view, allow or (), round=round)
+    facts, name = client_model.facts(with_client), client_model.origin.client
+    default = name if with_client else f"{path.name}-round-{facts['round']}-{facts['sha256'][:8]}"
+    file = out or path / f"{default}.safetensors"
+    file_model = write_model(client_model, file, with_client)
+    say(f"written to {file}: {f'the {client_model.view} model' if client else 'the model of all clients'}", nl=False)
+    say(f" after round {round}" if round else tested(path, name, client_model.view))
     if client_model.labels == 1:
         tell(f"sepal: {name} has training examples of one class alone: its own model knows no other")
     if onnx:
-        write_onnx(
-            file_model.module, torch.from_numpy(client_model.inputs), file.with_suffix(".onnx"), client_model.origin
-        )
+        inputs = torch.from_numpy(client_model.inputs)
+        write_onnx(file_model.module, inputs, file.with_suffix(".onnx"), file_model.origin, facts)
         say(f"written to {file.with_suffix('.onnx')}")
 
 
@@ -64,15 +84,14 @@ def check_file(out: Path | None) -> None:
 
 
 def tested(path: Path, client: str, view: str) -> str:
-    """Return which model was exported, and its metric in the closing evaluation if the run has ended."""
+    """Return what a client's model had in the closing evaluation; empty for an unfinished run or no client."""
     from sepal.runs.stored_run import read_run
 
     stored = read_run(path)
     closing = [figures for line in stored.lines if line["phase"] == "closing" for figures in line["clients"]]
     values = (figures[view] for figures in closing if figures["name"] == client and figures[view] is not None)
     value = next(values, None)
-    had = "" if value is None else f", {stored.measure.name} on the client's test data {stored.measure.text(value)}"
-    return f": the {view} model{had}"
+    return "" if value is None else f", {stored.measure.name} on the client's test data {stored.measure.text(value)}"
 
 
 @app.command()

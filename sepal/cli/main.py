@@ -12,7 +12,7 @@ from sepal.report.printing import say
 
 MODULES = (
     *("running", "projects", "showing", "listing", "inspecting", "doctor", "comparing", "export"),
-    *("serving", "joining", "deployment", "backup"),
+    *("serving", "joining", "deployment", "backup", "cleaning"),
 )
 
 for module in MODULES:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_co
 from sepal.cli.options import Log, Metrics, Name, Sets, Verbose
 from sepal.errors import ConfigError
 from sepal.report.printing import say
+
+if TYPE_CHECKING:
+    from sepal.strategies.assembly import Assembly
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 OWN_FILES = "--name NAME --data-dir ITS_FILES"
@@ -46,6 +49,9 @@ def serve(
     ] = False,
     metrics: Metrics = "",
     log: Log = "",
+    from_round: Annotated[
+        int | None, typer.Option(min=0, help="Go back to the checkpoint of this round, and continue from there.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
@@ -63,16 +69,13 @@ def serve(
         from sepal.engines.flower.submission import MOST_AGAIN, alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
         from sepal.flower.versions import require_supported
-        from sepal.operation.figures import METRICS, place_of
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
 
     require_supported()
     set_log(log)
-    if metrics:
-        place_of(metrics, "--metrics")
-        os.environ[METRICS] = metrics
-    assemble(flat)  # reports bad keys before any process is started
+    set_metrics(metrics)
+    assembly = assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
         raise ConfigError("--control", "another port than --port", control)
@@ -89,6 +92,7 @@ def serve(
                 raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
         if not credentials:
             check_plain_text(host, insecure)
+        go_back(assembly, from_round)
         flower.ports = Ports(port, control)
         clear(state_directory)
         flower.start_superlink(host, credentials=credentials)
@@ -98,9 +102,32 @@ def serve(
             registry.sync()
         with_certs = " --certs DIR" if credentials else ""
         tell(f"clients join with: {how_to_join('ADDRESS' if host in EVERYWHERE else host, port, flat)}{with_certs}")
-        file = state_directory / "run.log"
-        ended = run_bundle(flower, state_directory, flat, registry, tell, Lines(file, say, verbose), MOST_AGAIN)
-    ended.check(file)
+        lines = Lines(state_directory / "run.log", say, verbose)
+        ended = run_bundle(flower, state_directory, flat, registry, tell, lines, MOST_AGAIN)
+    ended.check(state_directory / "run.log")
+
+
+def set_metrics(address: str) -> None:
+    """Let the process of the ServerApp, which inherits the environment, serve figures; empty: none."""
+    from sepal.operation.figures import METRICS, place_of
+
+    if address:
+        place_of(address, "--metrics")
+        os.environ[METRICS] = address
+
+
+def go_back(assembly: Assembly, round: int | None) -> None:
+    """Take a run back to the checkpoint of ``round``, if there is one; clients still have what that names.
+
+    Raises:
+        ConfigError: The run has ``privacy.noise``, or was never started.
+        StateError: It has no checkpoint of that round.
+    """
+    from sepal.runs.places import run_path
+    from sepal.runs.run_directory import RunDirectory
+
+    if round is not None:
+        RunDirectory(run_path(assembly.setup.config, Path.cwd()), assembly, "flower", round).close()
 
 
 @contextmanager

@@ -19,26 +19,29 @@ from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.host import ClientHost
 from sepal.client_app.state_store import DiskStateStore, Stored
 from sepal.data import FederatedData
-from sepal.data.examples import DatasetInfo, Examples
+from sepal.data.examples import ClientData, DatasetInfo, Examples
 from sepal.data.federation import DealtData
 from sepal.data.growing import GrowingData
 from sepal.data.schema import parsed
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError, one_line
-from sepal.export.portable import Loaded, Origin, load, save
+from sepal.export.portable import DIGEST, Loaded, Origin, load, named, save
 from sepal.method.algorithms import ClientAlgorithm
 from sepal.method.interface import resolve
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
 from sepal.names import client_name
-from sepal.protocol.messages import is_version, version_round
+from sepal.protocol.messages import Content, Order, is_version, version_round
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.types import Kind, Plan, Predictor
 from sepal.protocol.views import MODELS
+from sepal.runs.stored_run import stored_summary
+from sepal.runs.summary import versions
 from sepal.server.run_state import RoundStart, RunState
-from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
+from sepal.server.run_store.disk import checkpoints_of, read_best, read_checkpoint
 from sepal.storage.home import home
 from sepal.storage.regular import expanded, is_inside, is_regular
+from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.strategies.registry import as_begun
 from sepal.training.network import NetworkPredictor
@@ -61,6 +64,7 @@ class ClientModel:
         logits: The client's own predictor's outputs for ``inputs``; numbers are in the unit of the targets.
         labels: Number of classes among all its training examples; 0 where targets are no classes.
         view: Which of the client's models it is: ``received``, ``trained`` or ``kept``.
+        round: The last round of training that is in it; None if this machine cannot know it.
     """
 
     origin: Origin
@@ -69,6 +73,19 @@ class ClientModel:
     logits: npt.NDArray[np.float32]
     labels: int
     view: str
+    round: int | None = None
+
+    def facts(self, with_client: bool = False) -> dict[str, str]:
+        """Return which model it is, for the metadata of its file: run, round, method, digest of the weights, version.
+
+        Args:
+            with_client: Whether to name the client.
+        """
+        built_by = versions()
+        facts = {"run": self.origin.run, "method": self.origin.method, DIGEST: digest_arrays(named(self.networks))}
+        facts |= {key: built_by[key] for key in ("sepal", "commit")}
+        facts |= {} if self.round is None else {"round": str(self.round)}
+        return facts | ({"client": self.origin.client} if with_client else {})
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ class NewestState:
     Attributes:
         stored: The state with its reply; None if it is damaged.
         store: The store of both, in the directory ``place``.
-        last: What the run's last checkpoint has; None without one.
+        last: What the run's last checkpoint has, or that of the round that was asked for; None without one.
     """
 
     round: int
@@ -88,8 +105,12 @@ class NewestState:
     last: RunState | None
 
 
-def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = True) -> NewestState | None:
+def newest_state(
+    path: Path, assembly: Assembly, client: str, elsewhere: bool = True, round: int | None = None
+) -> NewestState | None:
     """Return the state of a client that the run's last checkpoint names, else its newest; None if none is here.
+
+    Of an earlier round it is the state that this round's checkpoint names.
 
     A deployed client's are in the state directory, if it ran here as this user.
 
@@ -98,9 +119,12 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
         assembly: The run's parts.
         client: The client's name.
         elsewhere: Whether to search the state directory, too.
+        round: The earlier round; None for the last one.
+
+    Raises:
+        ConfigError: The models of that round are not kept.
     """
-    checkpoints = checkpoints_of(path)
-    last = read_checkpoint(checkpoints[-1], assembly.method.server_state) if checkpoints else None
+    last = progress_of(path, assembly, round)
     places = [folder for folder in path.glob(f"clients/*/{client}") if is_inside(folder, path)]
     if elsewhere and not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
         chosen = assembly.setup.config.state_dir
@@ -109,10 +133,36 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
     if not files:
         return None
     # Of a run that is being extended, its old closing state is there as well, and may be of a later round.
-    named = [file for file in files if last and file.stem == last.versions.get(client)]
-    newest = named[0] if named else max(files, key=lambda file: version_round(file.stem))
+    recorded = [file for file in files if last and file.stem == last.versions.get(client)]
+    if round is not None and not recorded:
+        raise ConfigError("client", f"one with a state of round {round} here", client)
+    newest = recorded[0] if recorded else max(files, key=lambda file: version_round(file.stem))
     store = DiskStateStore(newest.parent, assembly.method.client_state, durable=False)
     return NewestState(version_round(newest.stem), store.load(newest.stem), store, newest.parent, last)
+
+
+def progress_of(path: Path, assembly: Assembly, round: int | None = None) -> RunState | None:
+    """Return what the run's last checkpoint has; None if there is none.
+
+    Args:
+        path: The run directory.
+        assembly: The run's parts.
+        round: The round of an earlier checkpoint, or of the models that were best on validation data.
+
+    Raises:
+        ConfigError: The models of that round are not kept.
+    """
+    kind, checkpoints = assembly.method.server_state, checkpoints_of(path)
+    states = (read_checkpoint(file, kind) for file in reversed(checkpoints))
+    if round is None:
+        return next(states, None)
+    by_round = {state.round: state for state in states if state.round and not state.closed}
+    if (best := read_best(path, kind)) and best.round:
+        by_round.setdefault(best.round, best)
+    if round not in by_round:
+        kept = ", ".join(map(str, sorted(by_round))) or "none"
+        raise ConfigError("--round", f"a round of {path.name} whose models are kept: {kept}", round)
+    return by_round[round]
 
 
 def _schema(info: DatasetInfo) -> str:
@@ -127,9 +177,11 @@ def _versions(folder: Path) -> list[Path]:
 
 
 def client_model(
-    path: Path, config: Mapping[str, Any], client: str, device: str = "cpu", view: str = ""
+    path: Path, config: Mapping[str, Any], client: str, device: str = "cpu", view: str = "", round: int | None = None
 ) -> ClientModel:
     """Return a client's model of the run at ``path``, bit for bit the one that the closing evaluation tested.
+
+    Of an earlier round it is the one that the closing evaluation would have tested if the run had ended with it.
 
     Args:
         path: The run directory.
@@ -138,16 +190,18 @@ def client_model(
         device: Where its predictions are computed.
         view: ``received``, ``trained`` or ``kept``; empty for the method's deployed model. Before the closing
             evaluation there is only ``kept``, the model after the client's last training.
+        round: The earlier round; None for the last one.
 
     Raises:
-        ConfigError: The client has no such model here, or its networks are combined in an unknown way.
+        ConfigError: The models of that round are not kept, the client has no such model here, or its networks are
+            combined in an unknown way.
         StateError: What the server sent last cannot be made again.
     """
     assembly = assemble(as_begun(config))
     both = (assembly.client_name, client_name)  # a deployed client has no owner's name
     numbers = range(assembly.setup.config.clients)
     number = next((n for name in both for n in numbers if name(n) == client), None)
-    newest = newest_state(path, assembly, client)
+    newest = newest_state(path, assembly, client, round=round)
     if number is None or newest is None:
         expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"
         raise ConfigError("client", expected, f"{client}, whose states are not here")
@@ -159,10 +213,92 @@ def client_model(
     if path not in newest.directory.parents and host.info.data != newest.stored.reply.client.data:
         expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
         raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
-    predict = _predictor(path.name, assembly, host, newest.stored, newest, view)
+    if round is None:
+        predict = _predictor(path.name, assembly, host, newest.stored, newest, view)
+    else:
+        predict = _earlier_predictor(assembly, host, newest.stored, newest, view)
     if predict is None:
         raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
-    return extract(assembly, node, path.name, predict, view, device)
+    model = extract(assembly, node, path.name, predict, view, device)
+    closed = newest.last if newest.last and newest.last.closed else None
+    return replace(model, round=_last_trained(path, closed) if closed else round or newest.round)
+
+
+def common_model(
+    path: Path, config: Mapping[str, Any], device: str = "cpu", view: str = "", round: int | None = None
+) -> ClientModel:
+    """Return the model that all clients of the run at ``path`` receive, from the server's files alone.
+
+    It is the one that a client deploys, bit for bit.
+
+    Args:
+        path: The run directory.
+        config: The run's flat keys.
+        device: Where its predictions are computed.
+        view: ``received``, or empty for that.
+        round: An earlier round; None for the last one.
+
+    Raises:
+        ConfigError: Each client has a model of its own, or the models of that round are not kept.
+    """
+    assembly = assemble(as_begun(config))
+    method, keys = assembly.method, assembly.setup.config
+    if not method.one_model:
+        reason = f"each has a model of its own with {method.name}"
+    elif keys.target_scale == "client" or (assembly.info.table and keys.folder.standardize):
+        reason = "each standardises its data by figures of its own"
+    else:
+        reason = ""
+    if reason:
+        raise ConfigError("client", f"a client's name, because {reason}", "none")
+    if view not in ("", "received"):
+        raise ConfigError("view", "received, the model that all clients have in common", view)
+    last = progress_of(path, assembly, round)
+    if last is None:
+        raise ConfigError("run", "a run with a checkpoint", path.name)
+    assembly = replace(assembly, data=_Drawn(assembly.info))
+    node = Node(0, 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        store = DiskStateStore(Path(scratch), method.client_state, durable=False)
+        host = build_host(Shared.around(assembly, device), node, "", store)
+        start = _start_after(last, assembly)
+        plan, algorithm = start.plan, host.algorithm
+        before = algorithm.init()
+        content = seal(start.algorithm.newcomer(last.server, host.info, plan))
+        host.take_up(plan.round, {})
+        predict = _received(algorithm, before, content, plan)
+        if predict is None:
+            raise ConfigError("run", "one whose server has a model", path.name)
+        model = extract(assembly, node, path.name, predict, "received", device)
+    trained = _last_trained(path, last) if last.closed else last.round
+    return replace(model, origin=replace(model.origin, client=""), labels=0, round=trained)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Examples that stand for those that the server has not: the model is tried with them."""
+
+    info: DatasetInfo
+    private: str = "they are of nobody"
+    seed: int = 0
+
+    def client(self, number: int, clients: int, name: str) -> ClientData:
+        """Return some random examples of the data's shape."""
+        generator, shape = np.random.default_rng(self.seed), (4, *self.info.input_shape)
+        tokens = self.info.vocabulary
+        x = generator.integers(0, tokens, shape) if tokens else generator.normal(size=shape).astype(np.float32)
+        part = Examples(x, np.zeros(len(x), np.int64))
+        return ClientData(part, part, part)
+
+    def pooled_test(self, clients: int, count: int = 0) -> Examples:
+        """Return the same."""
+        return self.client(0, clients, "").test
+
+
+def _last_trained(path: Path, closed: RunState) -> int:
+    """Return the last round whose training is in the models of a run that has ended."""
+    best = (stored_summary(path) or {}).get("best_round")
+    return best - 1 if isinstance(best, int) else closed.round - 1
 
 
 def extract(
@@ -269,8 +405,32 @@ def _predictor(
     content = seal(start.download(client))
     if closing and content.digest() != reply.download:
         raise StateError(client, "the download of the closing round, as its checkpoint gives it", "another")
-    download = unseal(content, algorithm.download_schema(before, start.plan_of(client)))
-    return algorithm.predictor(before, download, start.plan_of(client))
+    return _received(algorithm, before, content, start.plan_of(client))
+
+
+def _received(algorithm: ClientAlgorithm[Any], before: Any, content: Content, plan: Plan) -> Predictor | None:
+    return algorithm.predictor(before, unseal(content, algorithm.download_schema(before, plan)), plan)
+
+
+def _earlier_predictor(
+    assembly: Assembly, host: ClientHost, stored: Stored, source: NewestState, view: str
+) -> Predictor | None:
+    """Return the predictor of an earlier round's model, which the closing round after it would have evaluated."""
+    if view not in ("kept", "received") or source.last is None:
+        raise ConfigError("view", "kept or received, which a round before the run's end has", view)
+    algorithm: ClientAlgorithm[Any] = host.algorithm
+    start, client = _start_after(source.last, assembly), stored.reply.client.name
+    host.take_up(start.plan.round, stored.local)
+    if view == "kept":
+        return algorithm.predictor(stored.state, None, start.plan)
+    return _received(algorithm, stored.state, seal(start.download(client)), start.plan_of(client))
+
+
+def _start_after(last: RunState, assembly: Assembly) -> RoundStart:
+    """Return what the closing round starts from, if it is the one after ``last``, or ``last`` is after it."""
+    algorithm, round = assembly.method.make_server(assembly.setup), last.round + (not last.closed)
+    plan = replace(algorithm.plan(assembly.setup.config.rounds + 1), round=round)  # also if it ended early
+    return RoundStart(algorithm, last, plan, closing=True)
 
 
 def _last_round(last: RunState | None, assembly: Assembly) -> RoundStart | None:
@@ -278,15 +438,16 @@ def _last_round(last: RunState | None, assembly: Assembly) -> RoundStart | None:
 
     It changes the server's state no further (:func:`sepal.server.run_state.advance`), so its checkpoint has that.
     """
-    if last is None or not last.closed:
-        return None
-    algorithm = assembly.method.make_server(assembly.setup)
-    plan = replace(algorithm.plan(assembly.setup.config.rounds + 1), round=last.round)  # also if it ended early
-    return RoundStart(algorithm, last, plan, closing=True)
+    return _start_after(last, assembly) if last and last.closed else None
 
 
-def write_model(model: ClientModel, path: Path) -> Loaded:
+def write_model(model: ClientModel, path: Path, with_client: bool = False) -> Loaded:
     """Write a client's model to ``path``, once it has been read again and answers right, and return it.
+
+    Args:
+        model: The model.
+        path: The file.
+        with_client: Whether the file names the client.
 
     Raises:
         ConfigError: It answers otherwise than the client's own predictor: its method does more than its module says.
@@ -294,7 +455,8 @@ def write_model(model: ClientModel, path: Path) -> Loaded:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sepal-", dir=path.parent) as scratch:
         written = Path(scratch) / path.name
-        save(written, model.origin, model.networks)
+        origin = model.origin if with_client else replace(model.origin, client="")
+        save(written, origin, model.networks, model.facts(with_client))
         loaded = load(written, {model.origin.model, model.origin.task})
         near = NEAR * np.array(model.origin.target_spread) if model.origin.target_spread else NEAR
         right = bool(np.isclose(loaded(model.inputs), model.logits, atol=near).all())
@@ -306,24 +468,27 @@ def write_model(model: ClientModel, path: Path) -> Loaded:
 
 
 def write_deployed(
-    shared: Shared,
-    node: Node,
-    run: str,
-    view: str,
-    predict: Predictor | None,
-    source: FederatedData | None = None,
+    shared: Shared, node: Node, order: Order, view: str, predict: Predictor | None, source: FederatedData | None = None
 ) -> None:
     """Write a client's deployed model to ``node.export``, if ``view`` is that; log why if it cannot be written.
 
-    ``source`` is its data, if they are not those of the node.
+    Args:
+        shared: The run's parts.
+        node: The client.
+        order: That of the closing round. Of a run with ``final-model = best`` a client does not know whose round's
+            models these are.
+        view: Which of the client's models ``predict`` is.
+        predict: Its predictor; None if it has no such model.
+        source: The client's data, if they are not those of the node.
     """
     if view != shared.assembly.method.deployed:
         return
     try:
         if predict is None:
             raise ConfigError("client", f"one that has a {view} model", f"{node.client}, which has none")
-        model = extract(shared.assembly, node, run, predict, view, shared.device, source)
-        write_model(model, expanded("export", node.export))
+        model = extract(shared.assembly, node, order.run, predict, view, shared.device, source)
+        is_last = shared.assembly.setup.config.final_model == "last"
+        write_model(replace(model, round=order.plan.round - 1 if is_last else None), expanded("export", node.export))
         log.info("%s: its %s model is in %s", node.client, view, node.export)
     except Exception as reason:  # whatever it is, the run is not ended by it
         log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason) or repr(reason)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,17 @@ from sepal.export.portable import Origin
 from sepal.storage.files import write_atomically
 
 
-def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Origin) -> None:
+def write_onnx(
+    module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Origin, facts: Mapping[str, str] | None = None
+) -> None:
     """Write a module as ONNX, for batches of any size, with what its inputs and outputs are as metadata.
+
+    Args:
+        module: The module.
+        x: Two or more examples.
+        path: The file.
+        origin: What the module was built from.
+        facts: Which model it is, for the metadata, too.
 
     Raises:
         ConfigError: onnx or onnxscript is not installed.
@@ -41,8 +51,8 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Ori
             )
             model = onnx.load(Path(scratch) / "model.onnx")
         _leave_out_notes(model)
-        facts = {key: json.dumps(getattr(origin, key)) for key in ("columns", "class_names", "mean", "std", "task")}
-        onnx.helper.set_model_props(model, facts)
+        sides = {key: json.dumps(getattr(origin, key)) for key in ("columns", "class_names", "mean", "std", "task")}
+        onnx.helper.set_model_props(model, {**sides, **(facts or {})})
         write_atomically(path, model.SerializeToString())
     except ImportError as missing:
         raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None

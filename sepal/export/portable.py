@@ -33,6 +33,7 @@ from sepal.export.preparing import prepared, read
 from sepal.method.interface import resolve
 from sepal.modules import bring_back, floating, frozen_tensors, set_frozen, tied_names
 from sepal.storage.regular import check_regular
+from sepal.storage.serialize import digest_arrays
 from sepal.strategies import registry
 from sepal.tasks import Task
 from sepal.tasks.builtin import TASKS
@@ -43,6 +44,7 @@ from sepal.training.module_state import may_hold
 from sepal.training.target_scale import InUnit
 
 FORMAT = "sepal.model.v1"
+DIGEST = "sha256"  # of the weights, in a file's header; files of earlier versions have none
 # Left out of a file: earlier versions do not know these fields.
 PLAIN = (
     ("task", CLASSIFICATION),
@@ -158,16 +160,34 @@ class Loaded:
         return prepared(self.origin, read(self.origin, data).x)
 
 
-def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray[np.float32]]]) -> None:
-    """Write the tensors of a model's networks, as ``0/conv1.weight``, with what is needed to build its module."""
+def named(networks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors of a model's networks by their names in a file, such as ``0/conv1.weight``."""
+    return {
+        f"{n}/{name}": np.asarray(tensor, order="C") for n, part in enumerate(networks) for name, tensor in part.items()
+    }
+
+
+def save(
+    path: Path,
+    origin: Origin,
+    networks: Sequence[Mapping[str, npt.NDArray[np.float32]]],
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Write the tensors of a model's networks, with what is needed to build its module.
+
+    Args:
+        path: The file.
+        origin: What its module is built from.
+        networks: Tensors by name; usually of one network.
+        facts: Which model it is, for the file's header.
+    """
     from safetensors.numpy import save as to_bytes
 
     from sepal.storage.files import write_atomically
 
-    facts = {key: value for key, value in asdict(origin).items() if (key, value) not in PLAIN}
-    about = {"format": FORMAT, "origin": json.dumps(facts)}
-    tensors = {f"{n}/{name}": np.asarray(t, order="C") for n, part in enumerate(networks) for name, t in part.items()}
-    write_atomically(path, to_bytes(tensors, about))
+    built_from = {key: value for key, value in asdict(origin).items() if (key, value) not in PLAIN}
+    about = {**(facts or {}), "format": FORMAT, "origin": json.dumps(built_from)}
+    write_atomically(path, to_bytes(named(networks), about))
 
 
 def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
@@ -178,7 +198,7 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         allow: Code (``package.module:function``) that the file may name as its model.
 
     Raises:
-        StateError: The file is not one that `sepal export` wrote.
+        StateError: The file is not one that `sepal export` wrote, or its weights are not those that it names.
         ModelError: The model it names cannot be built here, is code that is not allowed, or does not fit in memory.
     """
     from safetensors import SafetensorError, safe_open
@@ -196,6 +216,9 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         _check_types(origin)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, RecursionError) as reason:
         raise StateError(str(path), "a model that `sepal export` wrote", str(reason)) from None
+    digest = about.get(DIGEST, "")
+    if digest and digest != (actual := digest_arrays(tensors)):
+        raise StateError(str(path), f"weights with the digest {digest[:12]}", actual[:12])
     built = {"model": origin.model, "task": origin.task}  # the method is a label here: it is never imported
     check_code(built, allow, "you allow (sepal predict --allow package.module:function)", ModelError)
     if ":" in origin.model:

@@ -123,6 +123,7 @@ class Method:
         starts_from: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
         compression: Returns how its dense exchange is compressed, from its own keys. ``compress.*`` is then refused.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.method.learned`).
+        one_model: Whether the received model is the same for all clients, so that the server's files are enough for it.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Method:
     starts_from: str = ""
     compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
+    one_model: bool = False
 
     @property
     def private_phases(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ log = logging.getLogger("sepal")
 Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
 FAILED = tuple(f"error {code}:" for code in CLIENT_APP_FAILED)  # how sepal.server.exchange reports them
-ADVICE = "an upload may have been poisoned: go back with sepal run --from-round, and set max-update-norm"
+ADVICE = "an upload may have been poisoned: go back with --from-round, and set max-update-norm"
 MOST_FAILED = 3  # failures before a client is given up; a held lock may be temporary
 FIRST_REST, MOST_REST = 1.0, 30.0  # seconds before a client that cannot write is asked again; they grow
 

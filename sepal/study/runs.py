@@ -136,27 +136,36 @@ def _unknown(text: str, expected: str) -> ConfigError:
 
 
 def model_of(
-    path: Path, client: str | int, view: str = "", allow: Collection[str] = (), how: str = EXPORT
+    path: Path,
+    client: str | int | None,
+    view: str = "",
+    allow: Collection[str] = (),
+    how: str = EXPORT,
+    round: int | None = None,
 ) -> ClientModel:
     """Return a model of a client of the run at ``path`` (:func:`sepal.export.client_model.client_model`).
 
     Args:
         path: The run's directory.
-        client: Its name or its number, from 0.
+        client: Its name or its number, from 0; None for the model that all clients have in common.
         view: Which of its models; empty for the deployed one.
         allow: Code that the run's keys may name, ``package.module:NAME``.
         how: How code is allowed, for the error.
+        round: An earlier round whose model it is to be; None for the last one.
 
     Raises:
         ConfigError: The run has no such client, its model cannot be exported, or it names code that is not allowed.
     """
     from sepal.config.elsewhere import check_code
-    from sepal.export.client_model import client_model
+    from sepal.export.client_model import client_model, common_model
     from sepal.names import client_name
     from sepal.runs.stored_run import read_run, stored_config
 
     flat = stored_config(path) or {}
     check_code(flat, allow, how)
+    if client is None:
+        with naming(path):
+            return common_model(path, flat, view=view, round=round)
     stored = read_run(path)
     with naming(path):
         names = {str(entry["name"]) for line in stored.lines for entry in line["clients"]}
@@ -172,7 +181,7 @@ def model_of(
         few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
         raise ConfigError("client", f"a client of {path.name}: {few}", client)
     with naming(path):
-        return client_model(path, flat, client, view=view)
+        return client_model(path, flat, client, view=view, round=round)
 
 
 @contextmanager

@@ -129,4 +129,5 @@ FedAvg = register(
     FedAvgClient,
     Hyper,
     deployed="received",
+    one_model=True,
 )

@@ -63,4 +63,5 @@ FedAvgM = register(
     FedAvgClient,
     Hyper,
     deployed="received",
+    one_model=True,
 )

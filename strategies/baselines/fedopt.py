@@ -111,6 +111,7 @@ FedAdam = register(
     FedAvgClient,
     Hyper,
     deployed="received",
+    one_model=True,
 )
 FedYogi = register(
     "fedyogi",
@@ -120,6 +121,7 @@ FedYogi = register(
     FedAvgClient,
     Hyper,
     deployed="received",
+    one_model=True,
 )
 FedAdagrad = register(
     "fedadagrad",
@@ -129,4 +131,5 @@ FedAdagrad = register(
     FedAvgClient,
     AdagradHyper,
     deployed="received",
+    one_model=True,
 )

@@ -40,4 +40,5 @@ FedProx = register(
     FedProxClient,
     Hyper,
     deployed="received",
+    one_model=True,
 )

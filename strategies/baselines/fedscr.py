@@ -185,4 +185,5 @@ FedSCR = register(
     FedSCRClient,
     Hyper,
     deployed="received",
+    one_model=True,
 )

@@ -44,5 +44,6 @@ FedSTC = register(
     FedAvgClient,
     Hyper,
     deployed="received",
+    one_model=True,
     compression=_compression,
 )

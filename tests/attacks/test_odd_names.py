@@ -38,6 +38,7 @@ COMMANDS = {
     "join --data-dir": ["join", "127.0.0.1:1", "--data-dir", NOBODY],
     "join --audit": ["join", "127.0.0.1:1", "--audit", NOBODY],
     "join --certs": ["join", "127.0.0.1:1", "--certs", NOBODY],
+    "clean --state-dir": ["clean", "--state-dir", NOBODY],
     "data inspect": ["data", "inspect", "digits", "--set", f"folder.schema={NOBODY}"],
     "data inspect --config": ["data", "inspect", "--config", NOBODY],
 }

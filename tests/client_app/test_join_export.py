@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
+from safetensors import safe_open
 
 from sepal.client_app.app import handle
 from sepal.export.portable import load
@@ -48,7 +49,17 @@ def test_the_file_has_the_deployed_model(ask, tmp_path):
 def test_a_client_that_sends_no_accuracies_has_its_model_as_well(ask, tmp_path):
     file = tmp_path / "model.safetensors"
     ask(True, file, **{"no-accuracies": True})
-    assert load(file).origin.client == "client-00001"
+    assert load(file).origin.run == "0" * 32
+
+
+def test_the_file_says_which_model_it_is_and_not_whose(ask, tmp_path):
+    file = tmp_path / "model.safetensors"
+    ask(True, file)
+    with safe_open(file, "np") as opened:
+        facts = opened.metadata()
+    assert (facts["run"], facts["method"], facts["round"]) == ("0" * 32, "fedavg-ft", "0")
+    assert len(facts["sha256"]) == 64
+    assert b"client-00001" not in file.read_bytes()
 
 
 def test_a_model_that_cannot_be_made_leaves_the_last_one_and_the_run(ask, tmp_path, monkeypatch, caplog):

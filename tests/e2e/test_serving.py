@@ -119,7 +119,7 @@ def test_three_terminals(tmp_path):
             command = sepal(["export", "three", str(number), "--out", str(written)], tmp_path, f"export{number}.log")
             assert command.wait(60) == 0, (tmp_path / f"export{number}.log").read_text()
             joined, exported = load(next(tmp_path.rglob(f"{number}.safetensors"))), load(written)
-            assert joined.origin.client == exported.origin.client == f"client-{number:05d}"
+            assert joined.origin.client == exported.origin.client == "", "nobody asked for --with-client"
             assert joined(here_inputs(number)).tolist() == exported(here_inputs(number)).tolist()
         watched = sepal(["watch", "three"], tmp_path, "watch.log")
         assert watched.wait(60) == 0
@@ -177,6 +177,36 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
     whole = run_in_process(assemble({"dataset": "digits", "rounds": 4, "evaluate-every": 0, "clients": 2}))
     digest = json.loads((lines.parent / "summary.json").read_text())["weights_sha256"]
     assert digest == digest_arrays(whole.algorithm.model(whole.progress.server))
+
+
+def test_a_served_run_goes_back_to_an_earlier_round_and_its_clients_with_it(tmp_path):
+    """The clients stay joined: they still have the versions that the checkpoint names."""
+    ports = [str(free_port()), str(free_port())]
+    keys = ["--set", "dataset=digits", "--set", "rounds=4", "--set", "checkpoint-every=1", "--set", "method=fedpse"]
+    arguments = ["serve", *keys, "--name", "back", "--port", ports[0], "--control", ports[1]]
+    join = ["join", f"127.0.0.1:{ports[0]}", "--of", "2", "--partition"]
+    clients = [sepal([*join, str(number)], tmp_path, f"join{number}.log") for number in range(2)]
+    lines, summary = (tmp_path / "runs" / "back" / name for name in ("metrics.jsonl", "summary.json"))
+    try:
+        results = []
+        for attempt, option in enumerate(((), ("--from-round", "3"))):
+            server = sepal([*arguments, *option], tmp_path, f"{attempt}.log")
+            assert server.wait(240) == 0, (tmp_path / f"{attempt}.log").read_text()[-2000:]
+            results.append((lines.read_text().splitlines(), json.loads(summary.read_text())["weights_sha256"]))
+        refused = sepal([*arguments, "--from-round", "1"], tmp_path, "refused.log")
+        assert refused.wait(60) == 2
+    finally:
+        for process in clients:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    (before, digest), (after, again) = results
+    assert after[:3] == before[:3]
+    assert after[3] != before[3], "its seconds differ: round 4 was done again"
+    assert [json.loads(line)["round"] for line in after] == [1, 2, 3, 4, 5]
+    assert again == digest
+    words = "--from-round: expected the round of a checkpoint: 3, 4, 5, got 1"
+    assert words in (tmp_path / "refused.log").read_text()
+    assert lines.read_text().splitlines() == after, "what is refused changes nothing"
 
 
 def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):

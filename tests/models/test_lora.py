@@ -126,7 +126,7 @@ def test_an_exported_model_is_the_plain_one(tmp_path):
     options = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     done = CliRunner().invoke(app, ["run", *options, "--name", "r", "--out", str(tmp_path), "--workers", "1"])
     assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "client-00000"])
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "client-00000", "--with-client"])
     assert done.exit_code == 0, done.output
     exported, kept = model_of(tmp_path / "r", "client-00000"), load(tmp_path / "r" / "client-00000.safetensors")
     np.testing.assert_allclose(kept(exported.inputs), exported.logits, atol=1e-5)

@@ -136,6 +136,7 @@ class Flower(Processes):
         deadline = time.monotonic() + timeout
         while not (healthy(control, authority) and all(listening(port, host) for port in grpc)):
             if process.poll() is not None or time.monotonic() > deadline:
+                self.logged(process)
                 words = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
                 got = f"{words[-1] if words else 'none'} (see {log})"
                 raise FlowerError("flower-superlink", f"an answer on port {control}", got)

@@ -17,7 +17,7 @@ from sepal.operation.figures import CLOSING, LOG, NO_ANSWER
 from sepal.operation.repeats import Heard
 from sepal.protocol.client_errors import AWAY
 
-BYTES = 10_000_000  # of a log file; one older file is kept
+BYTES, OLDER = 10_000_000, 2  # bytes of a log file, and how many older ones are kept beside it
 OURS = "sepal: "
 _CLOSING = re.compile(rf"{OURS}[\w.-]+: {CLOSING}")
 SELDOM = 600.0  # seconds between two lines that say that the server does not answer
@@ -28,8 +28,29 @@ _FAILED = re.compile(rf"{OURS}[\w.-]+: {NO_ANSWER} (\S+) \(([\w-]+)\), code ")  
 _WORK = {"train": "trained, and the reply is on its way", "train.adapt": "evaluated, and the figures are on their way"}
 
 
-class _LogFile(RotatingFileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
+class RotatingLog:
+    """A log file that lines are appended to, with older ones beside it once it is full: ``FILE.1``, ``FILE.2``.
+
+    Args:
+        file: Its path.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = _Silent(file, maxBytes=BYTES, backupCount=OLDER, delay=True, encoding="utf-8")
+
+    def write(self, line: str) -> None:
+        """Append a line without its end; it is lost where the file cannot be written."""
+        self._file.emit(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Silent(RotatingFileHandler):
+    """Without a traceback on the terminal for each line while a disk is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
         """Leave a line out that a full disk does not take: the console has those that matter."""
 
 
@@ -46,7 +67,7 @@ class Lines:
     """
 
     def __init__(self, file: Path, show: Callable[[str], None], everything: bool = False) -> None:
-        self._file = _LogFile(file, maxBytes=BYTES, backupCount=1, delay=True, encoding="utf-8")
+        self._log = RotatingLog(file)
         self._show, self._everything = show, everything or os.environ.get(LOG) == "json"
         self._run, self._round, self._closing, self._lost = "", "", False, -SELDOM
         self._failed, self._away = set[str](), False
@@ -55,7 +76,7 @@ class Lines:
     def __call__(self, line: str) -> None:
         """Take a line without its end."""
         plain = _COLOUR.sub("", line)
-        self._file.emit(logging.makeLogRecord({"msg": plain}))
+        self._log.write(plain)
         for shown in [line] if self._everything else self._news(plain):
             self._show(shown)
 

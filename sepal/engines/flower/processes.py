@@ -29,6 +29,7 @@ from typing import Self
 import psutil
 
 import sepal
+from sepal.engines.flower.lines import RotatingLog
 from sepal.errors import SepalError
 from sepal.operation.addresses import is_host
 from sepal.storage.files import private_directory, write_atomically
@@ -80,6 +81,7 @@ class Processes:
         }
         self._tell = tell
         self._started: list[subprocess.Popen[bytes]] = []
+        self._pumps: dict[int, threading.Thread] = {}  # by process id; each copies a process's output to its log
         self._starting = threading.Lock()
         self._stopped = False
         self._handled = False
@@ -100,14 +102,24 @@ class Processes:
 
         Args:
             command: The command and its arguments.
-            log: File under the home for its output; None for this process's output.
+            log: File under the home for its output, which is bounded; None for this process's output.
 
         Raises:
             FlowerError: :meth:`stop` was called.
         """
         self._tell(shlex.join(command))
-        output, errors = (self.home / log, subprocess.STDOUT) if log else (None, None)
-        return self._start(command, output, errors)
+        if not log:
+            return self._start(command, None, None)
+        process = self._start(command, subprocess.PIPE, subprocess.STDOUT)
+        (self.home / log).touch()  # also before its first line
+        pump = threading.Thread(target=_copy, args=(process, RotatingLog(self.home / log)), daemon=True)
+        self._pumps[process.pid] = pump
+        pump.start()
+        return process
+
+    def logged(self, process: subprocess.Popen[bytes], timeout: float = 2.0) -> None:
+        """Wait until the log of a process that has ended has all of its output, unless others still hold that open."""
+        self._pumps[process.pid].join(timeout)
 
     def pipe(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a process and return it, with its output as ``stdout``; errors as in :meth:`spawn`."""
@@ -119,17 +131,16 @@ class Processes:
         output, errors = self._start(command, subprocess.PIPE, subprocess.PIPE).communicate()
         return output.decode(errors="replace"), errors.decode(errors="replace")
 
-    def _start(self, command: Sequence[str], output: Path | int | None, errors: int | None) -> subprocess.Popen[bytes]:
-        with self._starting, contextlib.ExitStack() as files:  # another thread may call stop()
+    def _start(self, command: Sequence[str], output: int | None, errors: int | None) -> subprocess.Popen[bytes]:
+        with self._starting:  # another thread may call stop()
             if self._stopped:
                 raise FlowerError(" ".join(command[:2]), "to be started before the others are stopped", "after it")
-            stdout = files.enter_context(open(output, "ab")) if isinstance(output, Path) else output
             process = subprocess.Popen(
                 command,
                 env=self.environment,
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
+                stdout=output,
                 stderr=errors,
                 start_new_session=True,  # a Ctrl-C reaches it only once, through stop()
             )
@@ -157,6 +168,9 @@ class Processes:
                 process.kill()  # does nothing if it has ended
                 process.wait()
             self._started.clear()
+            for pump in self._pumps.values():
+                pump.join(2)
+            self._pumps.clear()
             if self._temporary:
                 shutil.rmtree(self.home, ignore_errors=True)
 
@@ -188,6 +202,16 @@ class Processes:
             end(running, psutil.Process.kill)
         write_atomically(record, self._mark.encode())
         return len(orphans)
+
+
+def _copy(process: subprocess.Popen[bytes], log: RotatingLog) -> None:
+    """Write each line that a process prints to its log, until its output ends.
+
+    What cannot be written is read all the same, or the process would wait for a full pipe.
+    """
+    for line in process.stdout or ():
+        log.write(line.decode(errors="replace").rstrip("\r\n"))
+    log.close()
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

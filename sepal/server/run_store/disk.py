@@ -326,6 +326,16 @@ def read_checkpoint(path: Path, state: type) -> RunState:
     return progress
 
 
+def read_best(run: Path, state: type) -> RunState | None:
+    """Return the state from which the best full evaluation of the run in ``run`` began; None if there is none.
+
+    Raises:
+        DamagedError, StateError: As :func:`read_checkpoint`.
+    """
+    path = run / "checkpoints" / BEST
+    return _read(path, state) if is_regular(path, run) else None
+
+
 def _read(path: Path, state: type) -> RunState:
     arrays, text = read_tensors(path)
     try:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from sepal.engines import processes
+from sepal.engines.flower import lines
 from sepal.engines.flower.processes import Processes
 
 
@@ -100,3 +102,52 @@ def test_a_record_ends_nothing_of_another_holder(tmp_path):
         process = first.spawn("sleep", "600")
         assert second.take_over(tmp_path / "second") == 0
         assert process.poll() is None
+
+
+PRINTER = """
+import sys
+for number in range(int(sys.argv[1])):
+    print(f"line {number} of what a process says", flush=number % 50 == 0)
+"""
+
+
+def test_a_log_is_bounded_and_loses_no_line_of_what_it_keeps(tmp_path, monkeypatch):
+    """It is the output of a process that may run for a year: 4.9 kB a round of a SuperLink's."""
+    monkeypatch.setattr(lines, "BYTES", 10_000)
+    with Processes(tmp_path) as holder:
+        assert holder.spawn(sys.executable, "-c", PRINTER, "5000", log="chatty.log").wait(60) == 0
+    files = sorted(tmp_path.glob("chatty.log*"))
+    assert [file.name for file in files] == ["chatty.log", *(f"chatty.log.{n}" for n in range(1, lines.OLDER + 1))]
+    assert all(file.stat().st_size <= 10_000 for file in files)
+    by_age = sorted(files, key=file_number, reverse=True)
+    kept = [line for file in by_age for line in file.read_text().splitlines()]
+    assert kept == [f"line {number} of what a process says" for number in range(5000 - len(kept), 5000)]
+    assert len(kept) > 250 * lines.OLDER
+
+
+def file_number(file):
+    return int(file.suffix[1:]) if file.suffix != ".log" else 0
+
+
+def test_a_process_that_speaks_on_while_its_log_cannot_be_written_is_not_held_up(tmp_path):
+    (tmp_path / "chatty.log").mkdir()
+    with Processes(tmp_path) as holder:
+        assert holder.spawn(sys.executable, "-c", PRINTER, "50000", log="chatty.log").wait(60) == 0
+
+
+def test_a_process_whose_holder_was_killed_may_speak_on(tmp_path):
+    """Until the next holder ends it: a closed pipe ends no process of Python's, and so no run."""
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+from sepal.engines.flower.processes import Processes
+speaker = "import logging, time, pathlib; logging.basicConfig(level=20); time.sleep(1)\\n"
+speaker += "for _ in range(9): logging.info('on')\\npathlib.Path('spoke').write_text('all')"
+Processes(Path({str(tmp_path)!r})).spawn(sys.executable, "-c", speaker, log="speaker.log")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False, env=os.environ)
+    end = time.monotonic() + 30
+    while not (tmp_path / "spoke").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert (tmp_path / "spoke").read_text() == "all"

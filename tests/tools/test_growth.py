@@ -1,0 +1,51 @@
+"""The sizing page shows what was measured, and what it calls bounded did not grow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.growth.__main__ import RESULTS, summary, table
+
+PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+STORED = sorted(RESULTS.glob("growth-*.json"))
+
+
+def test_there_are_results():
+    assert {path.name for path in STORED} >= {"growth-in-process-2.json", "growth-in-process-10.json"}
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_the_page_shows_the_stored_results(path):
+    missing = [line for line in table(json.loads(path.read_text())) if line not in PAGE.read_text().splitlines()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_what_is_bounded_was_as_large_in_the_first_half(path):
+    files = json.loads(path.read_text())["files"]
+    bounded = {kind: figures for kind, figures in files.items() if "largest" in figures}
+    assert "checkpoints/*.safetensors" in bounded
+    for kind, figures in bounded.items():
+        if not kind.endswith(".log") and ".log of" not in kind:  # of logs, a bound of 10 MB is not reached
+            assert figures["largest"] <= 1.5 * figures["largest_in_first_half"], kind
+
+
+def test_growth_is_counted_after_the_first_hundred_rounds():
+    samples = [
+        {
+            "round": round,
+            "bytes": {"ledger.jsonl": 7 * round, "checkpoints/uploads/": round % 7, "config.toml": 9},
+            "memory": {"SuperLink": 1e8 + 1e4 * max(round, 100)},
+        }
+        for round in range(50, 501, 50)
+    ]
+    result = summary(samples)
+    assert (result["from_round"], result["to_round"]) == (100, 500)
+    assert result["files"] == {
+        "ledger.jsonl": {"per_round": 7.0},
+        "checkpoints/uploads/": {"largest_in_first_half": 5, "largest": 6},
+    }
+    assert result["processes"]["SuperLink"] == {"mb": 105.0, "mb_per_100_rounds": 1.0}

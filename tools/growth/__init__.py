@@ -1,0 +1,1 @@
+"""How large a run's files and processes become."""
