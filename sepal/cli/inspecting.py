@@ -98,16 +98,19 @@ def write_schema(found: Inspection, path: Path) -> None:
     """Write the schema, unless nothing is known of it.
 
     Raises:
-        ConfigError: There is none, or the file exists and says something else.
+        ConfigError: There is none, it is larger than what a run reads, or the file exists and says something else.
     """
-    from sepal.data.schema import read_schema, written
+    from sepal.data.schema import MOST_BYTES, read_schema, written
     from sepal.storage.files import write_atomically
 
     if found.schema is None:
         raise ConfigError("--write", "data of which something can be read", "none")
     if path.exists() and read_schema(path) != found.schema:
         raise ConfigError("--write", f"no other schema in {path} (remove it first)", "one that says something else")
-    write_atomically(path, written(found.schema).encode())
+    content = written(found.schema).encode()
+    if len(content) > MOST_BYTES:
+        raise ConfigError("--write", f"a schema of at most {MOST_BYTES:,} bytes, which a run reads", f"{len(content):,}")
+    write_atomically(path, content)
     say(f"written to {path}: it names columns, categories and classes; look at it before you give it away")
 
 
