@@ -156,10 +156,10 @@ def _check_example(model: OwnModel, shape: Sequence[int]) -> None:
 
     from sepal.training.made import Made
 
-    module, room = model().to("meta").eval(), psutil.virtual_memory().available // 2
-    with torch.device("meta"), torch.no_grad(), Made() as made:
-        with suppress(Exception):  # a layer that has no result without memory: what was asked for so far counts
-            module(torch.zeros(1, *shape))
+    module, made, room = model().to("meta").eval(), Made(), psutil.virtual_memory().available // 2
+    # A layer may have no result without memory: then what was asked for so far counts.
+    with suppress(Exception), torch.device("meta"), torch.no_grad(), made:
+        module(torch.zeros(1, *shape))
     if made.bytes > room:
         got = f"{shape_text(shape)}, {made.bytes / 2**30:.3g} GiB"
         raise ConfigError("shape of clients' examples", f"one of at most {room / 2**30:.3g} GiB", got)

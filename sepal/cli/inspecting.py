@@ -109,7 +109,8 @@ def write_schema(found: Inspection, path: Path) -> None:
         raise ConfigError("--write", f"no other schema in {path} (remove it first)", "one that says something else")
     content = written(found.schema).encode()
     if len(content) > MOST_BYTES:
-        raise ConfigError("--write", f"a schema of at most {MOST_BYTES:,} bytes, which a run reads", f"{len(content):,}")
+        expected = f"a schema of at most {MOST_BYTES:,} bytes, which a run reads"
+        raise ConfigError("--write", expected, f"{len(content):,}")
     write_atomically(path, content)
     say(f"written to {path}: it names columns, categories and classes; look at it before you give it away")
 
