@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -66,9 +67,9 @@ def runs_of(folder: Path) -> list[Path]:
 
 def once(paths: Iterable[Path]) -> list[Path]:
     """Return directories without the links to others among them: each costs time and memory to read, a link nothing."""
-    first: dict[Path, Path] = {}
+    first: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (path.is_symlink(), path)):
-        first.setdefault(path.resolve(), path)
+        first.setdefault(os.path.realpath(path), path)  # pathlib raises errors for a link to itself
     return list(first.values())
 
 

@@ -200,6 +200,7 @@ def test_a_run_that_many_links_lead_to_is_listed_once(tmp_path, monkeypatch):
     for number in range(9):
         (tmp_path / "runs" / f"link{number}").symlink_to("z")
         (tmp_path / "runs" / "z" / f"link{number}").symlink_to("run")
+    (tmp_path / "runs" / "itself").symlink_to("itself")
     ((folder, runs),) = places_in(tmp_path / "runs")
     assert (folder.name, [run.name for run in runs]) == ("z", ["run"])
     (tmp_path / "elsewhere").symlink_to("runs/z/run")
