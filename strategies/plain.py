@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -138,8 +139,30 @@ def assemble_plain(
         flat |= {"rounds": beginning.rounds, "timeout": float(beginning.timeout), "clients": beginning.clients}
         size = beginning.shape, beginning.classes
     facts = data.info if data else own_facts(*size)
+    if beginning and beginning.shape:
+        _check_example(model, facts.input_shape)
     flat |= {"own.shape": shape_text(facts.input_shape), "own.classes": facts.classes}
     return assemble(flat, method, data=data or OwnData(facts, ""), make=model, arrays=model.arrays)
+
+
+def _check_example(model: OwnModel, shape: Sequence[int]) -> None:
+    """Refuse a shape that clients claim of which one example takes half of the free memory: some servers try one.
+
+    Raises:
+        ConfigError: See above.
+    """
+    import psutil
+    import torch
+
+    from sepal.training.made import Made
+
+    module, made, room = model().to("meta").eval(), Made(), psutil.virtual_memory().available // 2
+    # A layer may have no result without memory: then what was asked for so far counts.
+    with suppress(Exception), torch.device("meta"), torch.no_grad(), made:
+        module(torch.zeros(1, *shape))
+    if made.bytes > room:
+        got = f"{shape_text(shape)}, {made.bytes / 2**30:.3g} GiB"
+        raise ConfigError("shape of clients' examples", f"one of at most {room / 2**30:.3g} GiB", got)
 
 
 def own_facts(shape: str, classes: int) -> DatasetInfo:

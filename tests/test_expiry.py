@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.engines.flower.certificates import make_certificates
-from sepal.errors import ConfigError
+from sepal.engines.flower.credentials import ServerCredentials
+from sepal.errors import ConfigError, StateError
 from sepal.operation.expiry import ExpiryWatch, check_not_expired, expiry
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -29,6 +33,25 @@ def test_an_expired_certificate_is_refused_by_file_and_date(certificate):
     assert str(certificate) in str(caught.value)
     assert "expired on 2026-06-09 00:00 UTC" in str(caught.value)
     assert "valid on 2026-06-10" in str(caught.value), "the clock may be wrong"
+
+
+def test_a_certificate_whose_version_is_damaged_is_one_line(certificate, tmp_path):
+    """For it the library has an error of its own, which is no ValueError."""
+    data = bytearray(x509.load_pem_x509_certificate(certificate.read_bytes()).public_bytes(Encoding.DER))
+    data[data.index(bytes.fromhex("a003020102")) + 4] = 7
+    damaged = ssl.DER_cert_to_PEM_cert(bytes(data))
+    for file in (certificate, tmp_path / "ca" / "ca.crt"):
+        whole = file.read_bytes()
+        file.write_text(damaged)
+        with pytest.raises(StateError, match="7 is not a valid X509 version"):
+            make_certificates(tmp_path, ["localhost"], now=NOW)
+        file.write_bytes(whole)
+    certificate.write_text(damaged)
+    with pytest.raises(ConfigError, match="expected a certificate in PEM"):
+        ServerCredentials.of(tmp_path)
+    lines = []
+    ExpiryWatch([certificate], lines.append).look(NOW)
+    assert "cannot be read: 7 is not a valid X509 version" in lines[0]
 
 
 def test_each_warning_is_given_once_and_again_for_a_renewed_certificate(certificate, tmp_path):

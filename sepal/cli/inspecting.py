@@ -100,16 +100,20 @@ def write_schema(inspection: Inspection, path: Path) -> None:
     """Write the schema, unless nothing is known of it.
 
     Raises:
-        ConfigError: There is none, or the file exists and says something else.
+        ConfigError: There is none, it is larger than what a run reads, or the file exists and says something else.
     """
-    from sepal.data.schema import read_schema, written
+    from sepal.data.schema import MOST_BYTES, read_schema, written
     from sepal.storage.files import write_atomically
 
     if inspection.schema is None:
         raise ConfigError("--write", "data that can be read at least in part", "none")
     if path.exists() and read_schema(path) != inspection.schema:
         raise ConfigError("--write", f"no other schema in {path} (remove it first)", "one that says something else")
-    write_atomically(path, written(inspection.schema).encode())
+    content = written(inspection.schema).encode()
+    if len(content) > MOST_BYTES:
+        expected = f"a schema of at most {MOST_BYTES:,} bytes, which a run reads"
+        raise ConfigError("--write", expected, f"{len(content):,}")
+    write_atomically(path, content)
     say(f"written to {path}: it names columns, categories and classes; look at it before you give it away")
 
 

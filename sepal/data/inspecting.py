@@ -31,6 +31,7 @@ from sepal.tasks.learning import CLASSIFICATION
 
 OWNERS = ("client", "site", "clinic", "hospital", "center", "centre", "station", "user", "patient", "subject", "device")
 MOST_CLIENTS = 200  # whose labels are looked at
+MOST_COUNTS = 1 << 22  # of labels, over these clients: a single label of a million makes a million classes
 
 # A fault that a key mends: a word of its message, and what the reading goes on with.
 MENDS: tuple[tuple[str, str, Any], ...] = (
@@ -228,10 +229,11 @@ def _look_at_all(inspection: Inspection, config: RunConfig, clients_set: bool) -
         if isinstance(data, DealtData):
             inspection.lines += data.left_out(config.clients)
         names = owners.names or tuple(client_name(number) for number in range(config.clients))
-        for number in range(min(config.clients, MOST_CLIENTS)):
+        counted = min(config.clients, MOST_CLIENTS, max(1, MOST_COUNTS // max(info.classes, 1)))
+        for number in range(counted):
             inspection.labels[names[number]] = _labels(data, number, config.clients, names[number])
-        if config.clients > MOST_CLIENTS:
-            inspection.lines.append(f"labels are counted for the first {MOST_CLIENTS} of {config.clients} clients")
+        if config.clients > counted:
+            inspection.lines.append(f"labels are counted for the first {counted} of {config.clients} clients")
     except SepalError as error:
         inspection.problems.append(_problem(error))
         return

@@ -22,8 +22,6 @@ import numpy.typing as npt
 import psutil
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sepal import models
 from sepal.config.elsewhere import check_code
@@ -40,6 +38,7 @@ from sepal.tasks.builtin import TASKS
 from sepal.tasks.inputs import several
 from sepal.tasks.learning import CLASSIFICATION
 from sepal.tasks.making import own_task
+from sepal.training.made import Made
 from sepal.training.module_state import may_hold
 from sepal.training.target_scale import InUnit
 
@@ -274,7 +273,7 @@ def _check_size(origin: Origin) -> None:
     It is built and tried without memory for its weights and for what its layers give.
     """
     room = psutil.virtual_memory().available // 2
-    with torch.device("meta"), torch.no_grad(), _Made() as counter:
+    with torch.device("meta"), torch.no_grad(), Made() as counter:
         module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary, output=_output(origin))
         weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
         counter.bytes = 0
@@ -282,26 +281,6 @@ def _check_size(origin: Origin) -> None:
     for size, subject in ((weights, origin.model), (counter.bytes, f"an example of shape {origin.shape}")):
         if size > room:
             raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{subject} of {size / 2**30:.3g} GiB")
-
-
-class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes of the tensors that operations return."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it would import the compiler
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation."""
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.bytes += tensor.numel() * tensor.element_size()
-        return result
 
 
 def _output(origin: Origin) -> tuple[int, ...]:

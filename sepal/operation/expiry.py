@@ -27,7 +27,19 @@ def expiry(certificate: Path) -> datetime:
         OSError: The file cannot be read.
         ValueError: It is no certificate.
     """
-    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    return read_certificate(certificate.read_bytes()).not_valid_after_utc
+
+
+def read_certificate(data: bytes) -> x509.Certificate:
+    """Return a certificate from PEM.
+
+    Raises:
+        ValueError: It is none, also where only its version is damaged, for which the library has an error of its own.
+    """
+    try:
+        return x509.load_pem_x509_certificate(data)
+    except x509.InvalidVersion as reason:
+        raise ValueError(str(reason)) from None
 
 
 def check_not_expired(certificates: Sequence[Path], now: datetime | None = None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +19,7 @@ from sepal.server.answers import check_answer
 from sepal.server.roster import PATIENCE, Connections, PendingQuery
 
 log = logging.getLogger("flwr")  # where Flower's users look
+MOST_WORDS = 20_000  # characters, at most, of a client's cause that are logged: the end, where the error is
 
 
 @dataclass
@@ -38,7 +41,7 @@ class PlainContact:
     size: tuple[str, int] | None = None
     _id: str = field(default_factory=lambda: uuid.uuid4().hex)
     _sent: list[Message] = field(default_factory=list)
-    _causes: set[str] = field(default_factory=set)
+    _causes: set[bytes] = field(default_factory=set)
 
     def connected(self, names: Sequence[str]) -> list[str]:
         """Return those of ``names`` that are connected."""
@@ -66,25 +69,31 @@ class PlainContact:
                 answers[node] = RosterError(f"node {node}", "an answer", reason)
                 continue
             try:
-                answers[node] = self._checked(order, read_reply(message.content)[0])
+                reply = read_reply(message.content)[0]
+                check_answer(order, reply)
+                answers[node] = reply
             except SepalError as error:
                 answers[node] = error
-        return answers
+        return self._of_one_size(answers)
 
-    def _checked(self, order: Order, reply: Reply) -> Reply:
-        """Return a client's answer, with examples of the same size as all others.
+    def _of_one_size(
+        self, answers: Mapping[int, Reply | SepalError | PendingQuery]
+    ) -> Mapping[int, Reply | SepalError | PendingQuery]:
+        """Return the answers, with an error in place of each whose examples have another size than those of the others.
 
-        Raises:
-            SepalError: It is of another run, or of another size.
+        The first answers agree on it by their number, so that a single client keeps no others out.
         """
-        check_answer(order, reply)
-        shape, outputs = (reply.facts.get(key, "") for key in SIZES)
-        size = shape, int(outputs) if outputs.isdecimal() and len(outputs) < 10 else 0
-        self.size = self.size or size
-        if size != self.size:
-            expected = "examples of shape {} and a model with {} outputs, as other clients have".format(*self.size)
-            raise RosterError(f"{reply.client.name}: data", expected, f"shape {shape}, {outputs} outputs")
-        return reply
+        sizes = {node: _size(reply) for node, reply in answers.items() if isinstance(reply, Reply)}
+        if self.size is None and sizes:
+            self.size = Counter(sizes.values()).most_common(1)[0][0]
+        checked = dict(answers)
+        for node, (shape, outputs) in sizes.items():
+            reply = answers[node]
+            if (shape, outputs) != self.size and self.size and isinstance(reply, Reply):
+                expected = "examples of shape {} and a model with {} outputs, as other clients have".format(*self.size)
+                got = f"shape {shape}, {outputs} outputs"
+                checked[node] = RosterError(f"{reply.client.name}: data", expected, got)
+        return checked
 
     def messages(self, contents: Sequence[tuple[int, str, RecordDict]], server_round: int) -> list[Message]:
         """Return messages, of node id, type and content each, and remember to which nodes they go."""
@@ -118,7 +127,17 @@ class PlainContact:
         return ""
 
     def tell(self, name: str, cause: str) -> None:
-        """Log why a client's reply does not count, each cause once."""
-        if cause not in self._causes:
-            self._causes.add(cause)
-            log.error("%s: %s", name, "\n".join(map(printable, cause.split("\n"))))
+        """Log why a client's reply does not count, each cause once.
+
+        Lines after the first begin with ``|``, so that a client writes none that look like another's or the run's.
+        """
+        words, digest = cause[-MOST_WORDS:], hashlib.sha256(cause.encode(errors="replace")).digest()
+        if digest not in self._causes:
+            self._causes.add(digest)
+            log.error("%s: %s", name, "\n  | ".join(map(printable, words.split("\n"))))
+
+
+def _size(reply: Reply) -> tuple[str, int]:
+    """Return what a client says of its examples' shape and of its model's number of outputs; 0 for what is none."""
+    shape, outputs = (reply.facts.get(key, "") for key in SIZES)
+    return shape, int(outputs) if outputs.isdecimal() and len(outputs) < 10 else 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,11 +58,19 @@ def is_run(path: Path) -> bool:
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """Return a run directory itself, or the run directories in a folder, the newest first."""
-    directories = (
-        [folder] if is_run(folder) else [path.parent for path in folder.glob("*/config.toml") if is_regular(path)]
-    )
+    """Return a run directory itself, or the run directories in a folder, the newest first; see :func:`once`."""
+    if is_run(folder):
+        return [folder]
+    directories = once(path.parent for path in folder.glob("*/config.toml") if is_regular(path))
     return sorted(directories, key=lambda path: (-started(path), path.name))
+
+
+def once(paths: Iterable[Path]) -> list[Path]:
+    """Return directories without the links to others among them: each costs time and memory to read, a link nothing."""
+    first: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda path: (path.is_symlink(), path)):
+        first.setdefault(os.path.realpath(path), path)  # pathlib raises errors for a link to itself
+    return list(first.values())
 
 
 def started(run: Path) -> float:
@@ -79,7 +88,8 @@ def places_in(directory: Path | None = None) -> list[tuple[Path, list[Path]]]:
         directory: Where to look; None for where names are looked up.
     """
     bases = {base.resolve() for base in ([directory] if directory else _bases())}
-    pairs = [(folder, runs) for base in bases for folder in base.glob("*") if (runs := runs_of(folder))]
+    folders = once(folder for base in bases for folder in base.glob("*"))
+    pairs = [(folder, runs) for folder in folders if (runs := runs_of(folder))]
     return sorted(pairs, key=lambda pair: (-started(pair[1][0]), pair[0].name))
 
 

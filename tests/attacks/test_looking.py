@@ -35,6 +35,7 @@ from sepal.strategies.assembly import assemble
 from sepal.study import comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.results import read_result
+from sepal.study.runs import places_in
 from tests.attacks.looking import LOOKS, READS, changed, command, compared
 from tests.sepal.cli.runs_for_tests import write_run
 
@@ -191,6 +192,19 @@ def test_a_run_that_a_folder_names_often_is_read_once(indexed, tmp_path, monkeyp
     monkeypatch.setattr(comparison, "read_result", lambda *row, **keys: read.append(row) or read_result(*row, **keys))
     assert len(read_comparison([str(tmp_path / "c")]).results) == 1
     assert len(read) == 1
+
+
+def test_a_run_that_many_links_lead_to_is_listed_once(tmp_path, monkeypatch):
+    """A hundred links to a run of 33 MB took ten minutes."""
+    write_run(tmp_path / "runs" / "z" / "run")
+    for number in range(9):
+        (tmp_path / "runs" / f"link{number}").symlink_to("z")
+        (tmp_path / "runs" / "z" / f"link{number}").symlink_to("run")
+    (tmp_path / "runs" / "itself").symlink_to("itself")
+    ((folder, runs),) = places_in(tmp_path / "runs")
+    assert (folder.name, [run.name for run in runs]) == ("z", ["run"])
+    (tmp_path / "elsewhere").symlink_to("runs/z/run")
+    assert [place.name for place, _ in places_in(tmp_path)] == ["elsewhere"], "a link alone is listed"
 
 
 def test_what_a_run_stores_of_its_data_is_not_more_than_its_readers_take(tmp_path, monkeypatch):

@@ -357,6 +357,50 @@ def test_what_a_client_says_cannot_write_to_the_terminal(caplog):
     assert "\x1b" not in caplog.text
 
 
+class Claims(ContextGrid):
+    """Clients that claim examples of another shape."""
+
+    def __init__(self, *arguments, liars, shape):
+        super().__init__(*arguments)
+        self.liars, self.shape = liars, shape
+
+    def answer(self, message):
+        reply = super().answer(message)
+        if message.metadata.message_type == MessageType.QUERY and message.metadata.dst_node_id in self.liars:
+            reply.content["facts"]["shape"] = self.shape
+        return reply
+
+
+@pytest.mark.parametrize("shape", ["5", "x", "1x1000000x1000000"])
+def test_a_client_that_answers_first_with_another_shape_keeps_no_other_out(shape, caplog):
+    grid = Claims(wrap_client(FedAvg, Net, load), contexts(), liars=[1], shape=shape)
+    result = FedAvg(Net).start(grid, arrays(), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["clients"] == CLIENTS - 1
+    assert any("client-00000: data: expected examples of shape 4" in line for line in caplog.messages)
+
+
+def test_a_shape_that_all_clients_claim_takes_no_memory_of_the_server():
+    """A method's server tries an example: one of 20,000 x 20,000 pixels asked for 128 GB."""
+    twin = Twin("pfedgate")
+    grid = Claims(twin.app(), contexts(), liars=range(9), shape="1x1000000x1000000")
+    with pytest.raises(ConfigError, match="shape of clients' examples: expected one of at most"):
+        twin.strategy().start(grid, twin.arrays, num_rounds=1)
+
+
+def test_what_a_client_says_looks_like_no_line_of_another_and_is_not_kept(caplog):
+    def broken(context):
+        if context.node_config["partition-id"] == 0:
+            raise ValueError("x" * 90_000 + "\nclient-00001: evicted\nround 1/2: complete")
+        return load(context)
+
+    strategy, _, _ = started(app=wrap_client(FedAvg, Net, broken), rounds=1)
+    lines = [line for message in caplog.messages for line in message.split("\n")]
+    assert any("client-00001: evicted" in line for line in lines)
+    assert not any(line.startswith(("client-00001: evicted", "round 1/2: complete")) for line in lines)
+    assert max(map(len, caplog.messages)) < 25_000
+    assert all(len(cause) < 100 for cause in strategy.contact._causes)
+
+
 def test_a_context_gives_back_what_a_client_keeps():
     """The buffers that stay with it, too, which few models have."""
     records = RecordDict({STORE: ConfigRecord({"identity": "ab"})})

@@ -34,6 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sepal.errors import ConfigError, StateError
 from sepal.names import NAME
+from sepal.operation.expiry import read_certificate
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own processes dial these
 CA_DAYS = 730
@@ -110,7 +111,7 @@ def make_certificates(
         if new_ca:
             _make_authority(directory / "ca", domains, authority_days, time, passphrase() if encrypt else b"")
         authority = (directory / "ca" / "ca.crt").read_bytes()
-        issuer = x509.load_pem_x509_certificate(authority)
+        issuer = read_certificate(authority)
         if issuer.not_valid_after_utc < time:
             expected = "an authority that is valid (make another in a new directory, for all machines)"
             raise StateError(str(directory / "ca"), expected, f"one until {issuer.not_valid_after_utc:%Y-%m-%d}")
@@ -158,7 +159,7 @@ def _make_server(
     file, end = directory / "server" / "server.pem", issuer.not_valid_after_utc
     hosts = list(dict.fromkeys(names))
     if file.exists():
-        existing = x509.load_pem_x509_certificate(file.read_bytes())
+        existing = read_certificate(file.read_bytes())
         existing_hosts = list(existing.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
         until = existing.not_valid_after_utc
         lasting = until == end or until - now > timedelta(days=RENEW_DAYS)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sepal.errors import ConfigError, one_line
+from sepal.operation.expiry import read_certificate
 
 
 def _pem_key(data: bytes) -> Any:
@@ -30,8 +30,8 @@ REVOKED = ".revoked"  # of a public key that is not registered again
 
 # File → a description of its content, and the function that reads it
 _FORMS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
-    "ca.crt": ("a certificate in PEM", x509.load_pem_x509_certificate),
-    "server.pem": ("a certificate in PEM", x509.load_pem_x509_certificate),
+    "ca.crt": ("a certificate in PEM", read_certificate),
+    "server.pem": ("a certificate in PEM", read_certificate),
     "server.key": ("a private key in PEM", _pem_key),
     "key": ("a private key in OpenSSH's format", _ssh_key),
 }

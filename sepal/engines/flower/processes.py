@@ -33,6 +33,7 @@ from sepal.engines.flower.lines import RotatingLog
 from sepal.errors import SepalError
 from sepal.operation.addresses import is_host
 from sepal.storage.files import private_directory, write_atomically
+from sepal.storage.regular import read_text
 
 MARK = "SEPAL_PROCESSES"
 LOOPBACK = "localhost,127.0.0.1,::1"  # never through a proxy: Flower's processes talk over it in plain HTTP
@@ -188,8 +189,13 @@ class Processes:
 
         Returns:
             The number of processes that were ended.
+
+        Raises:
+            StateError: ``record`` is no regular file of text.
         """
-        mark = record.read_text(encoding="utf-8") if record.exists() else ""
+        mark = ""
+        with contextlib.suppress(FileNotFoundError):
+            mark = read_text(record)
         orphans: set[psutil.Process] = set()
 
         def running() -> list[psutil.Process]:

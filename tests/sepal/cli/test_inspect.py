@@ -14,6 +14,7 @@ from sepal.cli import inspecting as commands
 from sepal.cli.main import app
 from sepal.config import RunConfig
 from sepal.data import inspecting
+from sepal.data import schema as schema_module
 from sepal.data.schema import Column, TableSchema, read_schema, written
 from sepal.errors import ConfigError, SepalError
 from sepal.strategies.assembly import assemble
@@ -371,6 +372,23 @@ def test_a_schema_that_says_something_else_is_not_written_over(tmp_path):
     output = sepal("data", "inspect", directory, "--write", code=2)
     assert "no other schema" in output
     assert (directory / "schema.toml").read_text().startswith("label")
+
+
+def test_a_schema_that_no_run_would_read_is_not_written(tmp_path, monkeypatch):
+    """One of 90,000 columns was, and then every run was refused."""
+    directory = patients(tmp_path)
+    monkeypatch.setattr(schema_module, "MOST_BYTES", 300)
+    output = sepal("data", "inspect", directory, "--label=diagnosis", "--write", code=2)
+    assert "--write: expected a schema of at most 300 bytes" in output
+    assert not (directory / "schema.toml").exists()
+
+
+def test_labels_of_very_many_classes_are_counted_for_few_clients(tmp_path, monkeypatch):
+    """A label of 999,999 makes a million classes, and 200 clients' counts of them take 1.6 GB."""
+    monkeypatch.setattr(inspecting, "MOST_COUNTS", 250)
+    (tmp_path / "a.csv").write_text("a,label\n" + "".join(f"{n},{n % 100}\n" for n in range(2000)))
+    output = sepal("data", "inspect", tmp_path, "--set=clients=5")
+    assert "labels are counted for the first 2 of 5 clients" in output
 
 
 def test_a_column_of_text_is_left_out_by_the_schema_that_is_written(tmp_path):

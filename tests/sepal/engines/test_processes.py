@@ -16,6 +16,7 @@ import pytest
 from sepal.engines import processes
 from sepal.engines.flower import lines
 from sepal.engines.flower.processes import Processes
+from sepal.errors import StateError
 
 
 def answer(connection):
@@ -94,6 +95,13 @@ def test_what_a_killed_holder_has_left_is_ended_by_the_next(tmp_path):
         assert holder.take_over(record) == 1
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         assert holder.take_over(record) == 0, "its own are left alone when nothing runs"
+
+
+@pytest.mark.parametrize("damage", [os.mkdir, os.mkfifo, lambda path: path.write_bytes(b"\xff")])
+def test_a_record_that_is_none_is_one_line(damage, tmp_path):
+    damage(tmp_path / "record")
+    with Processes(tmp_path / "home") as holder, pytest.raises(StateError, match="record"):
+        holder.take_over(tmp_path / "record")
 
 
 def test_a_record_ends_nothing_of_another_holder(tmp_path):
