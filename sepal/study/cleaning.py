@@ -21,6 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
+from sepal.client_app.frozen_data import FILE as FROZEN
 from sepal.data.locations import cache_directory, data_directory
 from sepal.errors import ConfigError, SepalError, StateError
 from sepal.names import NAME
@@ -80,12 +81,12 @@ def leftovers(days: float, run: str = "", state_dir: Path | None = None, now: fl
         StateError: A directory is somebody else's.
     """
     now, root = time.time() if now is None else now, home()
-    found = [*_states(state_dir or root / "state", run), *_servers(root / "server", run)]
-    if run and not found:
+    leftovers = [*_states(state_dir or root / "state", run), *_servers(root / "server", run)]
+    if run and not leftovers:
         raise ConfigError("--run", "the name or UUID of a run that has left something here", run)
     if not run:
-        found += _prepared(cache_directory(data_directory("")))
-    aged = (_aged(item, days, now) for item in found if run in ("", item.run))
+        leftovers += _prepared(cache_directory(data_directory("")))
+    aged = (_aged(item, days, now) for item in leftovers if run in ("", item.run))
     return sorted(aged, key=lambda item: -item.bytes)
 
 
@@ -133,7 +134,7 @@ def _states(directory: Path, given_up: str) -> Iterator[Leftover]:
 
 def _is_state(name: str) -> bool:
     match = _STATE.match(name)
-    return bool(_PART.match(name) or (match and is_version(match[1])))
+    return bool(name == FROZEN or _PART.match(name) or (match and is_version(match[1])))
 
 
 def _has_ended(files: Collection[Path]) -> bool:

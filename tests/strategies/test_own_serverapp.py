@@ -83,7 +83,7 @@ def test_between_two_protocols_a_key_may_be_missing_where_its_value_changes_noth
     """A client without the key does what its former value says. Another value is refused, by name."""
     for value, fits in ((0.0, True), (2.5, False)):
         assembly = assemble({**FLAT, "method": "fedavg", RENEWED: value})
-        server, inert = assembly.agreed, inert_values(assembly.task.config, assembly.task.hyper)
+        server, inert = assembly.agreed, inert_values(assembly.setup.config, assembly.setup.hyper)
         older = lines_without(server, RENEWED)
         assert disagreement("a", server, older, 0, inert), "within one protocol both have the same keys"
         refused = disagreement("a", server, older, -1, inert)

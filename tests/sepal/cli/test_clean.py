@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.client_app.app import handle
+from sepal.client_app.frozen_data import FILE as FROZEN
 from sepal.data import cache
 from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, write_order
@@ -204,3 +205,15 @@ def test_prepared_data_that_was_not_used_for_long_goes(home, tmp_path):
     os.utime(tmp_path / "cache" / keys[0], (time.time() - 40 * DAY,) * 2)
     assert clean("--yes").exit_code == 0
     assert {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()} == {keys[1], "other"}
+
+
+def test_a_copy_of_a_clients_data_goes_with_its_states(home):
+    """``data-changes = "freeze"``: of a run that was given up, the copy would stay for ever."""
+    copies = [home / "state" / run / "client-00001" / FROZEN for run in (ENDED, UNFINISHED)]
+    for copy in copies:
+        copy.write_bytes(b"data")
+    age(home)
+    assert clean("--yes").exit_code == 0
+    assert [copy.exists() for copy in copies] == [False, True]
+    assert clean("--run", UNFINISHED, "--yes").exit_code == 0
+    assert not copies[1].exists()
