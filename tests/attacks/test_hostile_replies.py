@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from sepal.protocol.messages import Content, version
 from sepal.protocol.payloads import seal
+from sepal.protocol.peer import PROTOCOL
 from sepal.protocol.types import Kind, Payload
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import at, whole
@@ -118,7 +119,10 @@ ATTACKS = {
     "infinity": (not_finite(math.inf), "delta"),
     "a version that is a path": (sets(version="../../../etc/passwd"), "version: expected ROUND-DIGEST"),
     "a name that is a path": (sets(client="../../x"), "client: expected a name of at most 64"),
-    "another protocol": (sets(protocol=2), "protocol: expected version 1, got 2"),
+    "another protocol": (
+        sets(protocol=PROTOCOL + 2),
+        f"protocol: expected {PROTOCOL} to {PROTOCOL + 1}, because this server has",
+    ),
     "no head": (tampered(lambda records: RecordDict()), "message: expected a record named sepal"),
     "a number for a name": (sets(client=7), "client: expected text"),
     "a round beyond counting": (sets(round=2**62), "round: expected a whole number"),

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from sepal import errors
 from sepal.client_app import app as client
 from sepal.client_app.build import Node
-from sepal.config import kebab
+from sepal.config import RunConfig, kebab
 from sepal.errors import ConfigError, DataError, ProtocolError, SepalError, StateError, WireError
 from sepal.flower.replies import enter_run
 from sepal.protocol.client_errors import NODE_KEYS, SENTENCES, Word, read_parts, shared_keys, word_of
@@ -116,7 +116,8 @@ def test_every_error_that_the_client_app_raises_has_a_class_with_a_sentence():
 
 def test_each_word_has_a_sentence_and_each_option_of_a_node_may_be_named():
     assert SENTENCES.keys() == set(Word)
-    assert {kebab(part.name) for part in fields(Node)} <= NODE_KEYS
+    assert {kebab(part.name) for part in fields(Node)} <= shared_keys()
+    assert not NODE_KEYS & RunConfig().flat().keys()
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_what_a_method_cannot_run_is_refused_before_there_is_a_directory(tmp_pat
 
 def test_places_and_patience_may_change_and_are_written_anew(tmp_path, keys):
     values = {"data-dir": "/d", "state-dir": "/s", "timeout": 5.0, "checkpoint-every": 3, "max-message-bytes": 10**9}
-    values["data-growth"] = 3.0
+    values |= {"data-growth": 3.0, "keep-versions": 5, "lost-states": "restart"}
     assert set(values) | {"name", "out"} == FREE
     RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg"}), "in-process").close()
     RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg", **values}), "in-process").close()

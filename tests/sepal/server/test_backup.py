@@ -23,7 +23,7 @@ def federation(directory=None, **settings):
 
 
 def serve(subject, directory, observer):
-    keep = subject.task.config.keep_versions
+    keep = subject.setup.config.keep_versions
     strategy = subject.server(DiskRunStore(directory, subject.method.server_state, keep))
     strategy._observers = [observer]
     return subject.run(strategy=strategy)

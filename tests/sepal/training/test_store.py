@@ -196,7 +196,7 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch, fault, n
         monkeypatch.setattr(module.os, "fsync", fail)
     else:
         monkeypatch.setattr(module.Path, "replace", fail)
-    with pytest.raises(StateError, match=f"room and permission to write, got {os.strerror(number)}"):
+    with pytest.raises(StateError, match=f"room and permission to write [0-9,]+ bytes, got {os.strerror(number)}"):
         store.save(new, after)
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == listed
