@@ -154,9 +154,9 @@ def _check_example(model: OwnModel, shape: Sequence[int]) -> None:
     import psutil
     import torch
 
-    from sepal.training.made import Made
+    from sepal.training.allocation import AllocatedBytes
 
-    module, made, room = model().to("meta").eval(), Made(), psutil.virtual_memory().available // 2
+    module, made, room = model().to("meta").eval(), AllocatedBytes(), psutil.virtual_memory().available // 2
     # A layer may have no result without memory: then what was asked for so far counts.
     with suppress(Exception), torch.device("meta"), torch.no_grad(), made:
         module(torch.zeros(1, *shape))

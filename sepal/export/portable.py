@@ -38,7 +38,7 @@ from sepal.tasks.builtin import TASKS
 from sepal.tasks.inputs import several
 from sepal.tasks.learning import CLASSIFICATION
 from sepal.tasks.making import own_task
-from sepal.training.made import Made
+from sepal.training.allocation import AllocatedBytes
 from sepal.training.module_state import may_hold
 from sepal.training.target_scale import InUnit
 
@@ -273,7 +273,7 @@ def _check_size(origin: Origin) -> None:
     It is built and tried without memory for its weights and for what its layers give.
     """
     room = psutil.virtual_memory().available // 2
-    with torch.device("meta"), torch.no_grad(), Made() as counter:
+    with torch.device("meta"), torch.no_grad(), AllocatedBytes() as counter:
         module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary, output=_output(origin))
         weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
         counter.bytes = 0

@@ -49,7 +49,7 @@ Passphrase: TypeAlias = Callable[[], bytes]
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeFiles:
     """What :func:`make_certificates` has written; existing files that are still good are not listed.
 
     Attributes:
@@ -75,7 +75,7 @@ def make_certificates(
     authority_days: int = CA_DAYS,
     encrypt: bool = False,
     passphrase: Passphrase = bytes,
-) -> Made:
+) -> MadeFiles:
     """Write the authority, server certificate and node keys that are missing in ``directory``; keep existing ones.
 
     The server certificate is renewed if it lacks one of ``hosts`` or expires within 30 days. The new one is signed by
@@ -126,7 +126,7 @@ def make_certificates(
         raise StateError(str(directory), "a directory that can be written", reason.strerror or str(reason)) from None
     except ValueError as reason:
         raise StateError(str(directory), "certificates and keys that `sepal certs` made", str(reason)) from None
-    return Made(new_ca, new_server, tuple(new_nodes), issuer.not_valid_after_utc)
+    return MadeFiles(new_ca, new_server, tuple(new_nodes), issuer.not_valid_after_utc)
 
 
 def _make_authority(

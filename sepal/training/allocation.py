@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AllocatedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the bytes of the tensors that operations return; on the device ``meta`` they take no memory.
 
     Attributes:
@@ -26,8 +26,8 @@ class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation."""
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self.bytes += tensor.numel() * tensor.element_size()
-        return found
+        return result
