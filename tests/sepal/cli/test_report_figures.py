@@ -80,8 +80,12 @@ def look(page: str, script: str, directory: Path, width: int = 1200):
     const all = (what) => [...document.querySelectorAll(what)];
     const found = {{}};
     while (!document.documentElement.dataset.drawn) await later();
-    let size = 0;  // figures are drawn again where their width changes
-    while (size !== (size = document.body.innerHTML.length)) await later();
+    let size = 0, same = 0;  // figures are drawn again where their width changes, on a busy machine late
+    while (same < 3) {{
+        await later();
+        same = size === document.body.innerHTML.length ? same + 1 : 0;
+        size = document.body.innerHTML.length;
+    }}
     {script}
     parent.document.title = JSON.stringify(found);
     </script></body>"""
