@@ -14,6 +14,7 @@ module          what for                                                 which p
 ``fleet``       ``deploy check``: is the key registered, the clock good  a status call of the Fleet API
 ``nodes``       registered nodes with their keys                         ``flwr supernode list`` with keys
 ``superlink``   no web pages; from 1.40 the Fleet API alone outside      host names to serve; an address for each API
+``pauses``      time in which a SuperLink was paused counts for nobody   expiry by a clock that nobody sets
 ``admission``   1.39: strangers' messages are not read, all are limited  a limit, and the key's check before it
 ``connection``  clients of the load test                                 a client connection as a library
 ==============  =======================================================  =============================================
