@@ -57,7 +57,7 @@ SENTENCES: Mapping[Word, str] = {
     Word.KEY: "values that it can use (change the key, or that option of its `sepal join`; use one release of Sepal)",
     Word.DATA: "data that it can use (its console says what is wrong; mend it there and start the client again)",
     Word.MODEL: "a model that fits its data (its console says what is wrong; use the same model on both sides)",
-    Word.STATE_LOST: "the state of the round before (put its state-dir back, set lost-states = restart, or `sepal evict` it)",
+    Word.STATE_LOST: "the state of the round before (put back its state-dir, set lost-states = restart, or evict it)",
     Word.STATE: "a state-dir that is its own (its console names what to mend: another process, owner, or release)",
     Word.DEVICE: "a device that it has (change `device`, `precision`, or the --device of its `sepal join`)",
     Word.DEVICE_MEMORY: "an answer that fits the memory of its device (try a smaller batch-size or width)",
