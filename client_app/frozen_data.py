@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from sepal.data import ClientData, DatasetInfo, Examples, FederatedData
-from sepal.data.federation import DealtData
+from sepal.data import ClientData, Examples
+from sepal.data.federation import DealtData, DerivedData
+from sepal.data.growing import PARTS
 from sepal.data.scaling import Scale
 from sepal.data.streams import Stream
 from sepal.errors import ConfigError, DamagedError, StateError
@@ -25,39 +26,21 @@ from sepal.storage.files import read_tensors, write_once, write_tensors
 
 log = logging.getLogger("sepal")
 FILE, PIN, LOCK = "data.frozen", "data.digest", "data.lock"
-PARTS = ("train", "validation", "test")
 PATIENCE = 60.0  # seconds to wait for another process that takes the copy
 RAW = 64  # rows of a table as they are in its file, by which an exported model is tried
 
 
 @dataclass(frozen=True)
-class FrozenData:
+class FrozenData(DerivedData):
     """A client's data as they were when its run began; see :class:`sepal.data.federation.FederatedData`.
 
     Attributes:
-        source: The data as they are now.
         directory: The client's state directory of the run.
         digest: Returns the digest of a client's data.
     """
 
-    source: FederatedData
     directory: Path
     digest: Callable[[ClientData], str]
-
-    @property
-    def info(self) -> DatasetInfo:
-        """Metadata of the data."""
-        return self.source.info
-
-    @property
-    def private(self) -> str:
-        """Why clients may not see each other's test data: never empty, because only a client's own are copied."""
-        return self.source.private
-
-    @property
-    def seed(self) -> int:
-        """Seed of partition and split."""
-        return self.source.seed
 
     def client(self, number: int, clients: int, name: str) -> ClientData:
         """Return the copy of the client's data. The first call takes it.
@@ -71,14 +54,6 @@ class FrozenData:
     def raw(self, number: int, clients: int, name: str) -> npt.NDArray[np.float64]:
         """Return the first training rows of a table as they were in its file, float64 (at most 64, columns)."""
         return self._parts(number, clients, name)[1]
-
-    def pooled_test(self, clients: int, count: int = 0) -> Examples:
-        """Raise: a client's own data are not pooled.
-
-        Raises:
-            DataError: Always.
-        """
-        return self.source.pooled_test(clients, count)
 
     def _parts(self, number: int, clients: int, name: str) -> tuple[ClientData, npt.NDArray[np.float64]]:
         if not self.source.private:

@@ -11,6 +11,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.options import Run
+from sepal.errors import StateError
 from sepal.report.printing import say
 
 
@@ -30,8 +31,14 @@ def backup(
     path = find_run(run)
     while True:
         ended = stored_summary(path) is not None
-        copy, round = back_up(path, directory)
-        say(f"{datetime.now():%Y-%m-%d %H:%M:%S} copied to {copy}, with its checkpoint of round {round}")
-        if not every or ended:
-            return
+        try:
+            copy, round = back_up(path, directory)
+        except StateError as reason:
+            if not every or ended:
+                raise
+            say(f"{datetime.now():%Y-%m-%d %H:%M:%S} no copy, and tried again in {every:g} minutes: {reason}", err=True)
+        else:
+            say(f"{datetime.now():%Y-%m-%d %H:%M:%S} copied to {copy}, with its checkpoint of round {round}")
+            if not every or ended:
+                return
         time.sleep(60 * every)

@@ -35,9 +35,9 @@ def clean(
         from sepal.storage.regular import expanded
         from sepal.study.cleaning import leftovers, remove
 
-    found = leftovers(days, run, expanded("--state-dir", state_dir).absolute() if state_dir else None)
-    rows, kept = [], []
-    for item in found:
+    candidates = leftovers(days, run, expanded("--state-dir", state_dir).absolute() if state_dir else None)
+    rows, in_use = [], []
+    for item in candidates:
         if item.stays:
             does = f"stays: {item.stays}"
         elif not yes:
@@ -46,14 +46,16 @@ def clean(
             does = "removed"
         else:
             does = "stays: in use"
-            kept.append(item)
+            in_use.append(item)
         when = f"{datetime.fromtimestamp(item.used):%Y-%m-%d}"
         rows.append((item.what, f"{item.bytes / 1e6:.3g}", when, str(item.directory), does))
     if not rows:
         say("nothing is left of past runs")
         return
     print_table("", ("what", "MB", "last used", "where", ""), rows)
-    size = sum(item.bytes for item in found if not item.stays and item not in kept) / 1e6
+    size = sum(item.bytes for item in candidates if not item.stays and item not in in_use) / 1e6
     say(f"{size:.3g} MB removed" if yes else f"{size:.3g} MB may go: --yes removes them")
-    if kept:
-        raise StateError(str(kept[0].directory), "files that nobody uses", f"{len(kept)} in use; run it again later")
+    if in_use:
+        raise StateError(
+            str(in_use[0].directory), "files that nobody uses", f"{len(in_use)} in use; run it again later"
+        )

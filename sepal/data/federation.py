@@ -71,6 +71,40 @@ class FederatedData(Protocol):
 
 
 @dataclass(frozen=True)
+class DerivedData:
+    """Base class of data that are made of a client's own data; see :class:`FederatedData`.
+
+    Attributes:
+        source: The client's data as they are now.
+    """
+
+    source: FederatedData
+
+    @property
+    def info(self) -> DatasetInfo:
+        """Metadata of the data."""
+        return self.source.info
+
+    @property
+    def private(self) -> str:
+        """Why clients may not see each other's test data: never empty, because only a client's own are accepted."""
+        return self.source.private
+
+    @property
+    def seed(self) -> int:
+        """Seed of partition and split."""
+        return self.source.seed
+
+    def pooled_test(self, clients: int, count: int = 0) -> Examples:
+        """Raise: a client's own data are not pooled.
+
+        Raises:
+            DataError: Always.
+        """
+        return self.source.pooled_test(clients, count)
+
+
+@dataclass(frozen=True)
 class DealtData:
     """A shared data set that is partitioned over the clients; see :class:`FederatedData`.
 

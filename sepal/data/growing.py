@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.config import RunConfig
-from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
-from sepal.data.federation import DealtData, FederatedData
+from sepal.data.examples import ClientData, Examples, Index
+from sepal.data.federation import DealtData, DerivedData, FederatedData
 from sepal.data.schema import parsed
 from sepal.data.sources import load
 from sepal.data.splitting import FALLBACK_TEST_FRACTION
@@ -27,17 +27,15 @@ PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class GrowingData:
+class GrowingData(DerivedData):
     """A client's own data, split by the examples' digests; see :class:`sepal.data.federation.FederatedData`.
 
     Attributes:
-        source: The data as the client has them.
         salt: A secret of the client: without it, nobody could tell whether an example of theirs would be a test.
         test: Share of all examples in the test part, in the mean.
         validation: Share of the others in the validation part, in the mean.
     """
 
-    source: FederatedData
     salt: str
     test: float
     validation: float
@@ -46,21 +44,6 @@ class GrowingData:
     def of(cls, source: FederatedData, salt: str, config: RunConfig) -> GrowingData:
         """Return the data with the shares of ``split.*``."""
         return cls(source, salt, config.split.test_fraction or FALLBACK_TEST_FRACTION, config.split.validation)
-
-    @property
-    def info(self) -> DatasetInfo:
-        """Metadata of the data."""
-        return self.source.info
-
-    @property
-    def private(self) -> str:
-        """Why clients may not see each other's test data: never empty, because only a client's own may grow."""
-        return self.source.private
-
-    @property
-    def seed(self) -> int:
-        """Seed of partition and split."""
-        return self.source.seed
 
     def client(self, number: int, clients: int, name: str) -> ClientData:
         """Return the client's data as they are now.
@@ -77,14 +60,6 @@ class GrowingData:
     def raw(self, number: int, clients: int, name: str) -> NDArray[np.float64]:
         """Return the first training rows of a table as they are in its file, float64 (at most 64, columns)."""
         return np.asarray(self._unscaled(number, clients, name).train.x[:64], np.float64)
-
-    def pooled_test(self, clients: int, count: int = 0) -> Examples:
-        """Raise: a client's own data are not pooled.
-
-        Raises:
-            DataError: Always.
-        """
-        return self.source.pooled_test(clients, count)
 
     def _unscaled(self, number: int, clients: int, name: str) -> ClientData:
         if not self.source.private:

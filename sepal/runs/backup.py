@@ -19,7 +19,7 @@ from sepal.errors import StateError
 from sepal.protocol.messages import is_version
 from sepal.runs.stored_run import ABOUT
 from sepal.server.run_store.disk import BEST, EVICTED, ROUND_NAME, checkpoints_of
-from sepal.storage.files import check_owner, make_directory, read_tensors, sync_directory
+from sepal.storage.files import check_owner, make_directory, read_tensors, sync_path
 from sepal.storage.regular import is_inside
 
 ROWS = ("metrics.jsonl", "ledger.jsonl")
@@ -49,22 +49,29 @@ def back_up(run: Path, directory: Path) -> tuple[Path, int]:
         former.rename(target)  # a backup was killed between its two last steps
     if os.path.lexists(target) and _run_id(target) != _run_id(run):
         raise StateError(str(target), f"nothing, or an earlier copy of the run {run.name}", "something else")
-    for _ in range(MOST_ATTEMPTS):
+    try:
+        round = _copied_whole(run, part)
+    except BaseException:
         _remove(part)
-        make_directory(part)
-        if (round := _copied(run, part)) is not None:
-            break
-        _remove(part)
-    else:
-        expected = "a checkpoint that is there for as long as the copy takes: a larger checkpoint-every"
-        raise StateError(str(run), expected, f"none in {MOST_ATTEMPTS} attempts")
+        raise
     if os.path.lexists(target):
         _remove(former)
         target.rename(former)
     part.rename(target)
-    sync_directory(directory)
+    sync_path(directory)
     _remove(former)
     return target, round
+
+
+def _copied_whole(run: Path, part: Path) -> int:
+    """Copy the run's files to ``part``, again and again until no checkpoint was deleted meanwhile; return its round."""
+    for _ in range(MOST_ATTEMPTS):
+        _remove(part)
+        make_directory(part)
+        if (round := _copied(run, part)) is not None:
+            return round
+    expected = "a checkpoint that is there for as long as the copy takes: a larger checkpoint-every"
+    raise StateError(str(run), expected, f"none in {MOST_ATTEMPTS} attempts")
 
 
 def _copied(run: Path, part: Path) -> int | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -216,6 +216,7 @@ class SepalStrategy:
             run.check_trained()
         round = Round(start, run.setup, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
         round.restarted = restarted
+        self._refuse_lost(round.waiting)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
         self._current = round
@@ -250,25 +251,28 @@ class SepalStrategy:
         self._spent = time.monotonic() - ended
 
     def _restarted(self) -> tuple[str, ...]:
-        """Return the clients that had lost the version of their state, and are newcomers from now on.
-
-        Raises:
-            StateError: There are some, and ``lost-states`` says so.
-        """
+        """Return the clients that had lost the version of their state, and are newcomers from now on."""
         run = self._run
         lost = sorted(self._connections.lost - set(run.state.evicted))
-        if not lost or (run.config.lost_states == "refuse" and run.config.on_missing == "skip"):
-            return ()  # their orders fail, and the rounds go on without them
-        names, count = ", ".join(lost[:5]) + ", …" * (len(lost) > 5), len(lost)
-        if run.config.lost_states == "refuse":
-            expected = f"clients that have the states of round {run.state.round}, to which the server has gone back"
-            remedy = "with lost-states = restart they start again from the server's model"
-            raise StateError("clients", expected, f"{count} that have lost them ({names}): {remedy}")
+        if not lost or run.config.lost_states == "refuse":
+            return ()
         run.restart(lost)
         self._connections.lost.clear()
         words = "round %d: %d clients lack their state of that time and start again from the server's model: %s"
-        log.warning(words, run.state.round + 1, count, names)
+        log.warning(words, run.state.round + 1, len(lost), _few(lost))
         return tuple(lost)
+
+    def _refuse_lost(self, asked: Collection[str]) -> None:
+        """End the run before a round whose orders cannot be followed; under ``skip`` it goes on without these clients.
+
+        Raises:
+            StateError: Clients of the round lack the state that it begins with.
+        """
+        run, lost = self._run, sorted(self._connections.lost)
+        if self._connections.lost.intersection(asked) and run.config.on_missing == "retry":
+            expected = f"clients that have the states of round {run.state.round}, to which the server has gone back"
+            remedy = "with lost-states = restart they start again from the server's model"
+            raise StateError("clients", expected, f"{len(lost)} that have lost them ({_few(lost)}): {remedy}")
 
     def _tell_changed(self, start: RoundStart) -> None:
         """Say in the round in which the first client's data have changed what that means for the run."""
@@ -347,3 +351,7 @@ class SepalStrategy:
         """Log what is about to run."""
         config, title = self.config, f"{self._method.name} on {self.config.dataset}"
         log.info("%s: %d rounds, seed %d, run %s", title, config.rounds, config.seed, self.progress.run)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + ", …" * (len(names) > 5)

@@ -145,7 +145,7 @@ def make_directory(path: Path) -> None:
         missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
         private_directory(path)
         for directory in missing:  # otherwise a power failure may lose the directory with its synced files
-            sync_directory(directory.parent)
+            sync_path(directory.parent)
     except OSError as reason:
         raise StateError(str(path), "a directory that can be made", reason.strerror or reason) from None
 
@@ -181,8 +181,8 @@ def check_owner(path: Path) -> None:
         raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(status.st_mode):o}")
 
 
-def sync_directory(path: Path) -> None:
-    """Sync a directory's entries, so that files that were made or renamed in it survive a power failure."""
+def sync_path(path: Path) -> None:
+    """Sync a file's content or a directory's entries, so that both survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -260,7 +260,7 @@ def _replacing(path: Path, sync: bool, size: int, mode: int = 0o666) -> Iterator
                 os.fsync(file.fileno())
         part.replace(path)
         if sync:
-            sync_directory(path.parent)
+            sync_path(path.parent)
     except OSError as reason:
         part.unlink(missing_ok=True)
         expected = f"room and permission to write {size:,} bytes"

@@ -166,3 +166,30 @@ def test_the_command_says_what_it_copied_and_ends_with_the_run(tmp_path):
     thread.join(60)
     assert done[0].exit_code == 0
     assert f"copied to {tmp_path / 'disk' / 'run'}, with its checkpoint of round 5" in done[0].output
+
+
+def test_a_schedule_goes_on_after_a_copy_that_failed(tmp_path, monkeypatch):
+    """A disk that is full for an hour must not end the backups of a year."""
+    path, ends = run(tmp_path / "runs"), iter([None, {"rounds": 4}])
+    (tmp_path / "disk" / "run").mkdir(parents=True, mode=0o700)
+    slept = []
+
+    def pause(seconds):
+        slept.append(seconds)
+        (tmp_path / "disk" / "run").rmdir()
+
+    monkeypatch.setattr("sepal.runs.stored_run.stored_summary", lambda path: next(ends))
+    monkeypatch.setattr("sepal.cli.backup.time.sleep", pause)
+    result = CliRunner().invoke(app, ["backup", str(path), str(tmp_path / "disk"), "--every", "5"])
+    assert (result.exit_code, slept) == (0, [300.0])
+    assert "no copy, and tried again in 5 minutes" in result.stderr
+    assert "with its checkpoint of round 5" in result.stdout
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path):
+    path = run(tmp_path / "runs")
+    (path / "ledger.jsonl").unlink()
+    os.mkfifo(path / "ledger.jsonl")
+    with pytest.raises(StateError, match="a regular file"):
+        back_up(path, tmp_path / "disk")
+    assert list((tmp_path / "disk").iterdir()) == []

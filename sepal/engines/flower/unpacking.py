@@ -7,7 +7,6 @@ After a kill or a power cut in between, every later message would fail.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 import zipfile
@@ -16,6 +15,8 @@ from io import BytesIO
 from pathlib import Path
 
 from filelock import FileLock
+
+from sepal.storage.files import sync_path
 
 PART = ".unpacking-"  # prefix of directories that are not ready
 APPS, LETTERS, INFO = "apps", 8, ".info"  # Flower's: below FLWR_HOME; of the hash in a directory's name; not unpacked
@@ -52,10 +53,10 @@ def unpack(install: Callable[..., Path], fab: bytes, home: Path) -> Path:
                 unpacked = install(fab, Path(part), skip_prompt=True)
                 for file in unpacked.rglob("*"):
                     if file.is_file():
-                        _sync(file)
+                        sync_path(file)
                 (home / APPS).mkdir(exist_ok=True)
                 unpacked.rename(home / APPS / unpacked.name)
-                _sync(home / APPS)
+                sync_path(home / APPS)
     return install(fab, home, skip_prompt=True)
 
 
@@ -66,11 +67,3 @@ def whole(directory: Path, fab: bytes) -> bool:
         return all(
             (directory / name).is_file() and (directory / name).read_bytes() == archive.read(name) for name in names
         )
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

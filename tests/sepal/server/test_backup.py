@@ -85,6 +85,22 @@ def test_clients_that_have_lost_their_states_start_again_if_the_run_says_so(tmp_
     )
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_client_that_lacks_its_state_ends_no_round_in_which_nobody_asks_it(ends, tmp_path):
+    whole, subject, server = federation(), federation(tmp_path / "clients"), tmp_path / "server"
+    whole.run()
+    asked = {name for round, name in whole.trained if round == 8}
+    subject.killed_at = 8
+    with pytest.raises(Killed):
+        serve(subject, server, Copies(server, 0))
+    subject.killed_at = 8
+    lacking = min(asked if ends else set(subject.stores) - asked)
+    for path in (tmp_path / "clients" / lacking).glob("*-*"):
+        path.unlink()
+    with pytest.raises(StateError if ends else Killed):
+        serve(subject, server, Copies(server, 0))
+
+
 def test_a_run_with_noise_does_not_let_clients_start_again(tmp_path):
     with pytest.raises(ConfigError, match=r"lost-states: expected refuse with privacy\.noise"):
         restored(tmp_path, 100, lost_states="restart", privacy={"noise": 1.0, "clip": 1.0})
