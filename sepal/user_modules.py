@@ -121,6 +121,8 @@ def left_by_own_code(stop: SystemExit) -> bool:
     A signal's handler may end it in the midst of such code: then the last frame is the handler's.
     """
     frames = traceback.extract_tb(stop.__traceback__)
+    if frames and "_sitebuiltins" in frames[-1].filename:  # exit() and quit() are Python code, sys.exit() is not
+        frames.pop()
     return bool(frames) and frames[-1] in _own_frames(stop)
 
 

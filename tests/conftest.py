@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,18 @@ gc.disable()  # imports and thousands of tests make objects that stay; looking t
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def modules_of_one_test(tmp_path_factory):
+    """Modules that a test wrote are no other test's: the next one may write another module of the same name."""
+    path, modules = [*sys.path], {*sys.modules}
+    yield
+    sys.path[:] = path
+    written = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - modules:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture
