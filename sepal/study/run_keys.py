@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.config import Flat, RunConfig, key_types, parse
+from sepal.config import Flat, Mark, RunConfig, key_types, marked, parse
 from sepal.errors import ConfigError
 from sepal.runs.stored_run import FREE, begun, started_with, stored_config
 from sepal.storage.regular import expanded
 from sepal.storage.toml_text import parse_toml
 
 Value = int | float | str | bool
-# With another value of one of these, the stored run's other keys would be refused first, one by one.
-DECIDING = ("dataset", "method", "task")
 _LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")
 
 
@@ -88,7 +86,7 @@ def stored(explicit: Flat, base: Path) -> Flat:
     from sepal.strategies.registry import as_begun
 
     begun_with = as_begun(config)
-    for key in DECIDING:
+    for key in marked(RunConfig, Mark.DECIDING):
         if key in explicit and key in begun_with and explicit[key] != begun_with[key]:
             raise started_with(path, key, begun_with[key], explicit[key])
     return begun_with
