@@ -82,7 +82,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
         raise ConfigError("run", f"the directory of a run of {' or '.join(methods)}", str(path))
     assembly, reader = _assembled(path, allowed), kinds[kind]
     progress = _newest(path, assembly)
-    from sepal.export.client_model import newest_state  # it imports torch, which most reports do not need
+    from sepal.export.stored_states import newest_state  # it imports torch, which most reports do not need
 
     stores: dict[str, StateStore] = {}
 
