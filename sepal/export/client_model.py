@@ -24,7 +24,7 @@ from sepal.data.federation import DealtData
 from sepal.data.growing import GrowingData
 from sepal.data.schema import parsed
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, StateError, one_line
+from sepal.errors import ConfigError, StateError, one_line, printable
 from sepal.export.portable import DIGEST, Loaded, Origin, load, named, save
 from sepal.method.algorithms import ClientAlgorithm
 from sepal.method.interface import resolve
@@ -214,12 +214,12 @@ def client_model(
         expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
         raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
     if round is None:
-        predict = _predictor(path.name, assembly, host, newest.stored, newest, view)
+        predict = _predictor(printable(path.name), assembly, host, newest.stored, newest, view)
     else:
         predict = _earlier_predictor(assembly, host, newest.stored, newest, view)
     if predict is None:
         raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
-    model = extract(assembly, node, path.name, predict, view, device)
+    model = extract(assembly, node, printable(path.name), predict, view, device)
     closed = newest.last if newest.last and newest.last.closed else None
     return replace(model, round=_last_trained(path, closed) if closed else round or newest.round)
 
@@ -269,7 +269,7 @@ def common_model(
         predict = _received(algorithm, before, content, plan)
         if predict is None:
             raise ConfigError("run", "one whose server has a model", path.name)
-        model = extract(assembly, node, path.name, predict, "received", device)
+        model = extract(assembly, node, printable(path.name), predict, "received", device)
     trained = _last_trained(path, last) if last.closed else last.round
     return replace(model, origin=replace(model.origin, client=""), labels=0, round=trained)
 
