@@ -97,7 +97,9 @@ def _parquet(path: Path) -> Iterator[_FemnistRows]:
             images = [_image(f"{path}, row {number}, column image", cell) for number, cell in cells]
             row += len(images)
             y = np.asarray(columns["character"], dtype=np.int64)
-            yield _checked(str(path), np.stack(images), y, owners_of(f"{path}, column writer_id", columns["writer_id"]).astype(str))
+            yield _checked(
+                str(path), np.stack(images), y, owners_of(f"{path}, column writer_id", columns["writer_id"]).astype(str)
+            )
 
 
 def _image(key: str, cell: Any) -> NDArray[Any]:

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 
 from sepal.errors import DamagedError, StateError
-from sepal.storage import files
 from sepal.export.portable import load
+from sepal.storage import files
 from sepal.storage.files import read_plain_tensors, read_tensors, write_tensors
 
 KINDS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
