@@ -10,7 +10,7 @@ from typing import Any
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.host import ClientHost
 from sepal.client_app.state_store import Stored
-from sepal.errors import ConfigError, StateError
+from sepal.errors import ConfigError, StateError, printable
 from sepal.export.extraction import ClientModel, extract
 from sepal.export.stored_states import NewestState, last_trained, newest_state, received_predictor, start_after
 from sepal.method.algorithms import ClientAlgorithm
@@ -62,12 +62,12 @@ def client_model(
         expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
         raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
     if round is None:
-        predict = _predictor(path.name, assembly, host, newest.stored, newest, view)
+        predict = _predictor(printable(path.name), assembly, host, newest.stored, newest, view)
     else:
         predict = _earlier_predictor(assembly, host, newest.stored, newest, view)
     if predict is None:
         raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
-    model = extract(assembly, node, path.name, predict, view, device)
+    model = extract(assembly, node, printable(path.name), predict, view, device)
     closed = newest.last if newest.last and newest.last.closed else None
     return replace(model, round=last_trained(path, closed) if closed else round or newest.round)
 

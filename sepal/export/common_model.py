@@ -13,7 +13,7 @@ import numpy as np
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.state_store import DiskStateStore
 from sepal.data.examples import ClientData, DatasetInfo, Examples
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, printable
 from sepal.export.extraction import ClientModel, extract
 from sepal.export.stored_states import last_trained, progress_of, received_predictor, start_after
 from sepal.protocol.payloads import seal
@@ -66,7 +66,7 @@ def common_model(
         predict = received_predictor(algorithm, before, content, plan)
         if predict is None:
             raise ConfigError("run", "one whose server has a model", path.name)
-        model = extract(assembly, node, path.name, predict, "received", device)
+        model = extract(assembly, node, printable(path.name), predict, "received", device)
     trained = last_trained(path, last) if last.closed else last.round
     return replace(model, origin=replace(model.origin, client=""), labels=0, round=trained)
 

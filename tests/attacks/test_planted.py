@@ -326,6 +326,8 @@ def test_an_eviction_is_not_stopped_by_damaged_records(tmp_path):
     (records / "7 (copy)").mkdir(parents=True)
     (records / "000003").write_text("x")
     (records / "000004").write_bytes(b"\xff")
+    (records / "000005").write_text(f"x\n{'[' * 100_000}")
+    (records / "000006").write_text('x\n{"record": {"joined": [{"name": 5}, {"name": null}, {"name": [1]}]}}')
     evict(tmp_path, "client-1")
     assert (tmp_path / "evicted" / "client-1").exists()
 
