@@ -18,6 +18,7 @@ from sepal.config.base import AUTO
 from sepal.config.rules import check_together
 from sepal.config.run import SEARCH
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.federation import as_read
 from sepal.data.incoming import colours_last
 from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
@@ -95,6 +96,7 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
     info = data.info
+    config = as_read(config, data)
     owners = with_owners(config, data, "clients" in config.model_fields_set)
     if owners.config.clients != config.clients:
         check_together(owners.config)
