@@ -61,6 +61,16 @@ class Assembly:
         """Return the name of client ``number`` on this machine: its owner's, or ``client-00000``."""
         return self.names[number] if number < len(self.names) else client_name(number)
 
+    def client_number(self, name: str) -> int | None:
+        """Return the number of the client ``name`` on this machine: its owner's name, or ``client-00000``.
+
+        Returns:
+            None if no client has the name, as of a machine with a name of its own.
+        """
+        both = (self.client_name, client_name)  # a deployed client has no owner's name
+        numbers = range(self.setup.config.clients)
+        return next((number for name_of in both for number in numbers if name_of(number) == name), None)
+
     @property
     def info(self) -> DatasetInfo:
         """Metadata of the data."""

@@ -244,8 +244,8 @@ def federated_data(config: RunConfig) -> FederatedData:
             raise
         folder = folder.model_copy(update={"resize": COMMON_SIZE})
         data_info = info(config.dataset, data_dir, folder)
-        note = f"folder.resize = {COMMON_SIZE}: images have several sizes ({mixed.got}), so all become squares of this "
-        data_info = replace(data_info, notes=(f"{note}side; the key sets another size", *data_info.notes))
+        note = f"images have several sizes, {mixed.got}; all become {COMMON_SIZE}x{COMMON_SIZE}, or what this key says"
+        data_info = replace(data_info, notes=(f"folder.resize = {COMMON_SIZE}: {note}", *data_info.notes))
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": data_info.partition})
     spec = DataSpec(config.dataset, data_dir, partition, config.split, seed=config.seed, folder=folder)

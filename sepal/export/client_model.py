@@ -30,7 +30,6 @@ from sepal.method.algorithms import ClientAlgorithm
 from sepal.method.interface import resolve
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
-from sepal.names import client_name
 from sepal.protocol.messages import Content, Order, is_version, version_round
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.types import Kind, Plan, Predictor
@@ -198,9 +197,7 @@ def client_model(
         StateError: What the server sent last cannot be made again.
     """
     assembly = assemble(as_begun(config))
-    both = (assembly.client_name, client_name)  # a deployed client has no owner's name
-    numbers = range(assembly.setup.config.clients)
-    number = next((n for name in both for n in numbers if name(n) == client), None)
+    number = assembly.client_number(client)
     newest = newest_state(path, assembly, client, round=round)
     if number is None or newest is None:
         expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"

@@ -98,7 +98,7 @@ def test_photographs_by_owner_in_three_commands(tmp_path):
         "--workers=1",
     )
     assert "client/class: 3 owners, 2 classes" in result.stderr
-    assert "folder.resize = 64: images have several sizes (" in result.stderr
+    assert "folder.resize = 64: images have several sizes, " in result.stderr
     sepal("export", "p", "paris", "--out=paris.safetensors")
     result = sepal("predict", "paris.safetensors", "photos")
     assert "accuracy" in result.stderr

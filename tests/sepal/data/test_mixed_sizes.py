@@ -30,7 +30,7 @@ from sepal.strategies.registry import defaults
 from sepal.study.run_keys import gather_to_serve
 
 WIDE, TALL = (90, 66), (66, 90)  # width and height
-NOTE = "folder.resize = 64: images have several sizes (66x90 and 90x66 ({})), so all become squares of this side; "
+NOTE = "folder.resize = 64: images have several sizes, 66x90 and 90x66 ({}); all become 64x64, or what this key says"
 
 
 def photograph(size, number, mode="RGB"):
@@ -96,7 +96,7 @@ def test_all_become_squares_of_one_side_a_line_says_so_and_the_run_stores_it(sou
     assert assembly.info.input_shape == (3, 64, 64)
     assert assembly.setup.config.folder.resize == "64"
     (note,) = [note for note in assembly.notes if note.startswith("folder.resize")]
-    assert note == NOTE.format(second) + "the key sets another size"
+    assert note == NOTE.format(second)
     named = assemble({**keys, **RUN, "folder.resize": 64})
     assert not [note for note in named.notes if "folder.resize" in note], "whoever sets the key is told nothing"
     assert named.agreed.replace("run config", "default") == assembly.agreed.replace("run config", "default")
