@@ -14,7 +14,6 @@ from sepal.errors import ConfigError, StateError, printable
 from sepal.export.extraction import ClientModel, extract
 from sepal.export.stored_states import NewestState, last_trained, newest_state, received_predictor, start_after
 from sepal.method.algorithms import ClientAlgorithm
-from sepal.names import client_name
 from sepal.protocol.payloads import seal
 from sepal.protocol.types import Kind, Plan, Predictor
 from sepal.protocol.views import MODELS
@@ -46,9 +45,7 @@ def client_model(
         StateError: What the server sent last cannot be made again.
     """
     assembly = assemble(as_begun(config))
-    both = (assembly.client_name, client_name)  # a deployed client has no owner's name
-    numbers = range(assembly.setup.config.clients)
-    number = next((n for name in both for n in numbers if name(n) == client), None)
+    number = assembly.client_number(client)
     newest = newest_state(path, assembly, client, round=round)
     if number is None or newest is None:
         expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"

@@ -96,7 +96,10 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     def algorithm(name: str) -> Any:
         from sepal.client_app.build import Node, Shared, build_host
 
-        node = Node(int(name.rpartition("-")[2]), assembly.setup.config.clients)
+        number = assembly.client_number(name)
+        if number is None:
+            raise ConfigError("client", "one whose data this machine's run config names", name)
+        node = Node(number, assembly.setup.config.clients, name=name)
         return build_host(Shared.around(assembly, "cpu"), node, "", stores[name]).algorithm
 
     return resolve(reader.function)(EndedRun(assembly.setup, progress.server, states, algorithm))

@@ -34,7 +34,7 @@ from sepal.data.locations import data_directory, downloads_allowed, reachable
 from sepal.data.schema import Column, TableSchema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
-from sepal.data.sources.images import ImageFormat, check_alike, from_cell
+from sepal.data.sources.images import ImageFormat, OneSize, check_alike, from_cell
 from sepal.data.sources.reading import Unpacked, owners_of, reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
@@ -195,9 +195,13 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
     check_width(key, len(train.names))
     columns = hub.columns or _inputs(train, hub)
     image_format = ImageFormat(keys.size, keys.channels)
+    sizes = OneSize(key, image_format)
     names = keys.names or _names(train, hub.label) if task == CLASSIFICATION else ()
     pairs = {
-        name: (_x(f"{key} {name}", part, columns, image_format), _y(f"{key} {name}", part, hub.label, names, train))
+        name: (
+            _x(f"{key} {name}", part, columns, image_format, sizes),
+            _y(f"{key} {name}", part, hub.label, names, train),
+        )
         for name, part in parts.items()
     }
     validation = pairs.get(hub.validation)
@@ -253,7 +257,7 @@ def _names(part: Part, label: str) -> tuple[str, ...]:
     return tuple(sorted({text for text in part.cells(label) if text is not None})) if part.is_text(label) else ()
 
 
-def _x(key: str, part: Part, columns: Sequence[str], image_format: ImageFormat) -> NDArray[Any]:
+def _x(key: str, part: Part, columns: Sequence[str], image_format: ImageFormat, sizes: OneSize) -> NDArray[Any]:
     """Return the inputs: images as pixels, an array's column as float64 or int64, and otherwise a row of numbers."""
     if _is_table(part, columns):
         for name in columns:
@@ -267,6 +271,7 @@ def _x(key: str, part: Part, columns: Sequence[str], image_format: ImageFormat) 
         unpacked, arrays = Unpacked(key, part.table.nbytes), []
         for row, cell in cells:
             arrays.append(from_cell(f"{key}, row {row}, column {name}", cell, image_format))
+            sizes.check(f"{key}, row {row}", arrays[-1])
             unpacked.add(arrays[-1].nbytes)
         check_alike(key, arrays)
         return np.stack(arrays)
