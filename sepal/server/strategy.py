@@ -254,7 +254,8 @@ class SepalStrategy:
         """Return the clients that had lost the version of their state, and are newcomers from now on."""
         run = self._run
         lost = sorted(self._connections.lost - set(run.state.evicted))
-        if not lost or run.config.lost_states == "refuse":
+        keeps = run.config.privacy.noise and run.config.on_missing == "skip"  # no client ends the run for the others
+        if not lost or run.config.lost_states == "refuse" or keeps:
             return ()
         run.restart(lost)
         self._connections.lost.clear()
