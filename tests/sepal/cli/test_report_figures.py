@@ -243,7 +243,7 @@ def test_the_sentence_of_one_run_says_accuracy_cost_and_that_it_goes_on(tmp_path
     run = write_run(tmp_path / "a", method="local", kept=True)
     (run / "summary.json").unlink()
     words = headline(read_comparison([str(run)]), "")
-    assert words.startswith("local: 60.0 % mean accuracy over clients, 50.0 % for the lowest tenth, with 0.0009 MB")
+    assert words.startswith("local: 60.0 % mean accuracy over clients, 50.0 % for the worst 10 %, with 0.0009 MB")
     assert "another seed may give another figure. The run has not ended." in words
 
 
