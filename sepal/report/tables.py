@@ -47,10 +47,7 @@ from sepal.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.tasks.scoring import headline as headline_of
 
 NAMES = 3  # a table's names have at most this part of the width
-RUN_LEGEND = (
-    "{} on test data. MB of training so far; dense: the same messages "
-    "with the whole model as float32."
-)
+RUN_LEGEND = "{} on test data. MB of training so far; dense: the same messages with the whole model as float32."
 
 
 def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = None) -> None:
