@@ -13,7 +13,7 @@ import typer
 
 from sepal import __version__
 from sepal.cli.app import app
-from sepal.cli.notices import check_plain_text, starting, tell, tell_command
+from sepal.cli.notices import check_plain_text, show, starting, tell, tell_command
 from sepal.cli.options import Name, Sets, Verbose
 from sepal.errors import ConfigError
 from sepal.report.printing import say
@@ -163,11 +163,11 @@ def submit(
         nodes = state_directory / "nodes.json"
         registry = NodeRegistry(credentials, flower.environment, nodes, tell) if credentials else None
         file = state_directory / "run.log"
-        show = Lines(file, say, verbose)
+        lines = Lines(file, show, verbose)
         for left in reversed(range(attempts)):
             if registry:
                 registry.sync()
-            ended = run_bundle(flower, state_directory, flat, registry, tell, show)
+            ended = run_bundle(flower, state_directory, flat, registry, tell, lines)
             if ended.status == COMPLETED:
                 return
             if not left:

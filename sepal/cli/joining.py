@@ -16,10 +16,9 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
+from sepal.cli.notices import check_plain_text, set_log, show, starting, tell, tell_command
 from sepal.cli.options import Log, Metrics, Verbose
 from sepal.errors import ConfigError, one_line
-from sepal.report.printing import say
 
 # 20 uploads with a noise multiplier of 5 have an ε of 9.4 at δ = 1e-5, compared with any other data of the client.
 STRICT_NOISE, STRICT_UPLOADS = 5.0, 20
@@ -105,6 +104,7 @@ def join(
     verbose: Verbose = False,
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
+    set_log(log)
     with starting(f"to join {address}", stays=True):
         from sepal.client_app.build import Node
         from sepal.engines.flower.credentials import NodeCredentials
@@ -114,7 +114,6 @@ def join(
         from sepal.storage.home import private_home
         from sepal.storage.regular import expanded
 
-    set_log(log)
     paths = {"state-dir": state_dir, "data-dir": data_dir, "initial-weights": initial_weights}
     paths["export"] = export
     texts = {key: str(expanded(f"--{key}", path).absolute()) if path else "" for key, path in paths.items()}
@@ -163,7 +162,7 @@ def join(
                 verbose=verbose,
                 tell=tell,
                 tell_command=tell_command,
-                show=partial(say, err=True),
+                show=partial(show, err=True),
             )
         )
 
