@@ -272,7 +272,9 @@ def wrong(soak: Soak, rounds: int, last: dict[str, int], samples: list[dict[str,
     checks = {
         "all rounds and the closing one": [line["round"] for line in lines] == list(range(1, rounds + 2)),
         "a complete run": bool(summary["complete"]),
-        "each client in each round": all([c["client"] for c in line["clients"]] == list(CLIENTS) for line in lines),
+        "each client in each round": all(
+            [client["name"] for client in line["clients"]] == list(CLIENTS) for line in lines
+        ),
         "no client that started again without its state": not any("restarted" in line for line in lines),
         "the client whose data changed": summary.get("data_changed") == [CLIENTS[0]],
         "the pause": "that count for nobody" in superlink,
