@@ -39,6 +39,9 @@ def certs(
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt a new CA's key; the passphrase is asked for.")
     ] = False,
+    renew_ca: Annotated[
+        bool, typer.Option("--renew-ca", help="Sign the CA's certificate again, for --ca-days from now.")
+    ] = False,
 ) -> None:
     """Make a private CA, a server certificate and node keys.
 
@@ -50,8 +53,10 @@ def certs(
 
     names = [*map(client_name, range(nodes)), *(node or [])]
     ask, now = ask_passphrase(directory), datetime.now(UTC)
-    certificates = make_certificates(directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask)
-    root, ca_state = directory.absolute(), "made" if certificates.ca else "kept"
+    certificates = make_certificates(
+        directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask, renew_ca
+    )
+    root, ca_state = directory.absolute(), "made" if certificates.ca else "renewed" if certificates.renewed else "kept"
     until = f"valid until {certificates.until:%Y-%m-%d}"
     say(f"{root}/ca: {ca_state}, {until}; stays here: who has ca.key can pose as the server")
     until = f"valid until {expiry(root / 'server' / 'server.pem'):%Y-%m-%d}"

@@ -111,6 +111,7 @@ def join(
         from sepal.engines.flower.probe import split
         from sepal.engines.flower.rejoining import JoinedClient, stay
         from sepal.engines.flower.slots import claimed
+        from sepal.operation.expiry import AT_CLIENT, ExpiryWatch
         from sepal.storage.home import private_home
         from sepal.storage.regular import expanded
 
@@ -146,6 +147,8 @@ def join(
             client = node_config["name"] = key_name
         if not credentials:
             check_plain_text(host, insecure)
+        else:
+            ExpiryWatch([credentials.authority], tell, AT_CLIENT).start()
         if audit != "none":
             file = expanded("--audit", audit) if audit else private_home() / "audit" / f"{client}.jsonl"
             node_config["audit"] = str(file.absolute())
