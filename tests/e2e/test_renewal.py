@@ -15,7 +15,7 @@ from sepal.engines.flower.probe import examine
 from sepal.operation.expiry import expiry
 from tests.e2e.machines import Machines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 NAMES = ("client-00000", "client-00001")
 

@@ -34,7 +34,7 @@ from sepal.operation.expiry import expiry
 from sepal.protocol.peer import PROTOCOL
 from sepal.report.printing import say
 from tests.e2e.machines import RUN, Machines
-from tools.chaos.federation import small_disk
+from tools.chaos.federation import fill, small_disk
 from tools.growth.__main__ import BOUNDED, RESULTS, SETTLED, rounds_in, sizes, watch
 
 CLIENTS = ("site-a", "site-b", "site-c")
@@ -179,13 +179,7 @@ class Soak:
         """Fill the last client's disk, until the server has said so, and make room again."""
         if not self.disk:
             return "left out: this user cannot mount a disk"
-        filler, name = self.disk / "filler", CLIENTS[-1]
-        with open(filler, "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 12))
-            except OSError:
-                pass
+        filler, name = fill(self.disk), CLIENTS[-1]
         self.machines.await_line("run", f"{name}: no-room")
         filler.unlink()
         self.machines.await_line("run", f"{name} can write again")
