@@ -143,7 +143,7 @@ def submit(
         from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.node_registry import NodeRegistry
         from sepal.engines.flower.processes import healthy
-        from sepal.engines.flower.submission import MOST_AGAIN, alone, run_bundle
+        from sepal.engines.flower.submission import alone, run_bundle
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
         from sepal.study.run_keys import gather_to_serve
@@ -172,7 +172,7 @@ def submit(
         for left in reversed(range(attempts)):
             if registry:
                 registry.sync()
-            ended = run_bundle(flower, state_directory, flat, registry, tell, lines, MOST_AGAIN)
+            ended = run_bundle(flower, state_directory, flat, registry, tell, lines)
             if ended.status == COMPLETED:
                 return
             if not left:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from sepal.cli.joining import shares
 from sepal.cli.main import app
 from sepal.cli.serving import how_to_join
-from sepal.engines.flower import processes, rejoining, submission
-from sepal.engines.flower.engine import COMPLETED, AppRun
+from sepal.engines.flower import rejoining, submission
+from sepal.engines.flower.engine import AppRun
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
 from sepal.engines.flower.submission import MOST_AGAIN, UNNAMED, alone, run_bundle, state_of
@@ -288,19 +288,6 @@ def test_a_run_that_flower_has_ended_is_started_again_from_its_record(tmp_path, 
     assert runs.started == started
     assert ended.complete == (started == len(runs.statuses))
     assert len([line for line in lines if "Flower has ended the run" in line]) == started - 1
-
-
-def test_submit_starts_such_a_run_again_as_often_as_serve(here, monkeypatch):
-    again = []
-
-    def run_bundle(*arguments):
-        again.append(arguments[-1])
-        return AppRun("1", COMPLETED, ())
-
-    monkeypatch.setattr(submission, "run_bundle", run_bundle)
-    monkeypatch.setattr(processes, "healthy", lambda *arguments: True)
-    assert sepal("submit", "--name", "paused", "--set", "dataset=digits").exit_code == 0
-    assert again == [MOST_AGAIN]
 
 
 class Interrupted(BaseException):
