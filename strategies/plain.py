@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord
@@ -21,6 +21,7 @@ from sepal.data.own import own_info
 from sepal.errors import ConfigError, ModelError
 from sepal.method import Method
 from sepal.strategies.assembly import Assembly, assemble
+from sepal.strategies.calibrated import FINDS
 from sepal.user_modules import described
 
 if TYPE_CHECKING:
@@ -109,7 +110,16 @@ def check_key(key: str, value: Any) -> None:
 
 
 def read_keys(method: Method, run_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a user's run config that are Sepal's, and the names of the others, which are his own."""
+    """Return the keys of a user's run config that are Sepal's, and the names of the others, which are his own.
+
+    Raises:
+        ConfigError: A key of a group of Sepal's, such as ``privacy.noise``, has no effect in a plain Flower app. A name
+            without a dot may be the user's own (``dataset``), and a caller names those that are not read.
+    """
+    groups = {key.partition(".")[0] for key in flat_keys(RunConfig) if "." in key}
+    for key, value in run_config.items():
+        if "." in key and key.partition(".")[0] in groups:
+            check_key(key, value)
     sepal_keys = {key: value for key, value in run_config.items() if key in KEYS or key.startswith(f"{method.name}.")}
     return sepal_keys, [key for key in run_config if key not in sepal_keys]
 
@@ -142,7 +152,9 @@ def assemble_plain(
     if beginning and beginning.shape:
         _check_example(model, facts.input_shape)
     flat |= {"own.shape": shape_text(facts.input_shape), "own.classes": facts.classes}
-    return assemble(flat, method, data=data or OwnData(facts, ""), make=model, arrays=model.arrays)
+    assembly = assemble(flat, method, data=data or OwnData(facts, ""), make=model, arrays=model.arrays)
+    # No command of Sepal's runs this app, so none can search for its rate.
+    return replace(assembly, notes=tuple(note.replace(FINDS, "lr= sets yours") for note in assembly.notes))
 
 
 def _check_example(model: OwnModel, shape: Sequence[int]) -> None:

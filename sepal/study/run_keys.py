@@ -9,11 +9,13 @@ from typing import Any
 
 from sepal.config import Flat, RunConfig, key_types, parse
 from sepal.errors import ConfigError
-from sepal.runs.stored_run import FREE, begun, stored_config
+from sepal.runs.stored_run import FREE, begun, started_with, stored_config
 from sepal.storage.regular import expanded
 from sepal.storage.toml_text import parse_toml
 
 Value = int | float | str | bool
+# With another value of one of these, the stored run's other keys would be refused first, one by one.
+DECIDING = ("dataset", "method", "task")
 _LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")
 
 
@@ -72,6 +74,9 @@ def stored(explicit: Flat, base: Path) -> Flat:
     """Return the keys with which a run of this name was started, so that ``--name`` alone continues it.
 
     Nothing is taken from a run that has not begun if other keys are given: its defaults may not suit them.
+
+    Raises:
+        ConfigError: A run of this name has begun with another method, data set or task.
     """
     name, out = explicit.get("name"), explicit.get("out", RunConfig.model_fields["out"].default)
     if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
@@ -82,7 +87,11 @@ def stored(explicit: Flat, base: Path) -> Flat:
         return {}
     from sepal.strategies.registry import as_begun
 
-    return as_begun(config)
+    begun_with = as_begun(config)
+    for key in DECIDING:
+        if key in explicit and key in begun_with and explicit[key] != begun_with[key]:
+            raise started_with(path, key, begun_with[key], explicit[key])
+    return begun_with
 
 
 def read_file(path: Path) -> Flat:

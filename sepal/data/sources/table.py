@@ -233,9 +233,11 @@ def _places(
                 raise DataError(f"{path}, header: {key}", f"columns among {', '.join(header)}", ", ".join(lacking))
     if labelled and not set(targets) <= set(header):
         with faults.noting("folder.label"):
-            named = ", ".join(roles.label) if roles.label else f"called `{LABEL}`"
-            expected = f"the column with labels to be {named} (folder.label names another)"
-            raise DataError(f"{path}, header", expected, ", ".join(features))
+            columns = ", ".join(features)
+            if roles.label:
+                raise DataError(f"{path}, header: folder.label", f"one of {columns}", ", ".join(roles.label))
+            expected = f"the column to predict to be called `{LABEL}`; folder.label (inspect: --label) names another"
+            raise DataError(f"{path}, header", expected, columns)
     if lacking := [column.name for column in roles.columns if column.name not in feature_names]:
         with faults.noting("folder.schema"):
             expected = f"all columns of the {'schema' if labelled else 'model'}, also {', '.join(lacking)}"

@@ -221,7 +221,7 @@ def test_a_table_of_very_many_columns_is_looked_at_in_time_with_their_number(tmp
 
 def test_of_a_table_without_a_label_the_key_is_said_and_owners_are_guessed(tmp_path):
     output = sepal("data", "inspect", patients(tmp_path) / "patients.csv", code=1)
-    assert "called `label` (folder.label names another), got site, age" in output
+    assert "called `label`; folder.label (inspect: --label) names another, got site, age" in output
     assert "perhaps: folder.person = site would make a client of each of its values" in output
 
 

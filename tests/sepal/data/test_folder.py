@@ -208,7 +208,7 @@ def test_npz_with_pickled_objects(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n", r"labels to be called `label` \(folder.label names another\), got a, b"),
+        ("a,b\n1,2\n", r"called `label`; folder.label \(inspect: --label\) names another, got a, b"),
         ("", "got no row"),
         ("a,label\n1,0\nx,0\n", "a.csv, row 3, column a: expected a finite number, got 'x'"),
         ("a,label\ninf,0\n", "a.csv, row 2, column a: expected a finite number, got 'inf'"),
