@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from flwr.app import Context, Message, RecordDict
 
@@ -11,10 +13,12 @@ from sepal.config.agreement import disagreement
 from sepal.errors import ConfigError, ProtocolError
 from sepal.flower.replies import enter_run
 from sepal.protocol import peer
-from sepal.protocol.messages import Content, Order, read_reply, write_order
+from sepal.protocol.messages import Content, Order, read_order, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from tests.contract.fakes import FAKES
+from tests.contract.harness import Federation, Nodes
 from tests.sepal.example_messages import changed
 
 RUN = {"dataset": "digits", "clients": 2, "method": "fedavg"}
@@ -35,6 +39,26 @@ def ask(tmp_path, monkeypatch):
 
     yield lambda run_config, protocol: ask(run_config, protocol).content
     app._shared.cache_clear()
+
+
+def test_a_client_that_comes_back_upgraded_as_the_same_node_is_named_once(monkeypatch, caplog):
+    """As with a node key. A node without one comes back as another node, which is asked who it is."""
+    caplog.set_level(logging.INFO, "sepal")
+
+    class Upgrading(Nodes):
+        arrange = wait = None
+
+        def answer(self, message):
+            order, _ = read_order(message.content)
+            upgraded = self._federation.nodes[message.metadata.dst_node_id] == "client-1" and order.plan.round >= 2
+            with monkeypatch.context() as patch:
+                patch.setattr(peer, "PROTOCOL", peer.PROTOCOL + upgraded)
+                return super().answer(message)
+
+    federation = Federation(FAKES["queue"][0], rounds=4)
+    federation.server().start(Upgrading(federation))
+    (line,) = [line for line in caplog.messages if "has protocol" in line]
+    assert line == f"client-1 has protocol {peer.PROTOCOL + 1}, this server {peer.ourselves()}"
 
 
 def rows(records):

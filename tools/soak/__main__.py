@@ -204,7 +204,7 @@ class Soak:
         """Upgrade the clients one by one, then the server, within the run."""
         for number, name in enumerate(CLIENTS):
             self.start(f"join{number}", PROTOCOL + 1)
-            self.machines.await_line("run", f"{name} has protocol {PROTOCOL + 1} ")
+            self.machines.await_line("run", f"{name} has protocol {PROTOCOL + 1}")
             self.go_on()
         self.start("serve", PROTOCOL + 1)
         self.go_on()
