@@ -134,7 +134,8 @@ class Contact:
 
     def _noted(self, node: int, reply: Reply, sender: Peer) -> Reply:
         """Return an answer with the number of its sender's protocol, and log a client of another release."""
-        if sender != ourselves() and node not in self.connections.names:
+        before = self._protocols.get(node)  # a node that was away is asked again
+        if sender != ourselves() if before is None else sender.protocol != before:
             log.info("%s has %s, this server %s", reply.client.name, sender, ourselves())
         self._protocols[node] = sender.protocol
         return replace(reply, facts={**reply.facts, PEER: str(sender.protocol)})

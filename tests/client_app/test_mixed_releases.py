@@ -13,7 +13,7 @@ from sepal.config.agreement import disagreement
 from sepal.errors import ConfigError, ProtocolError
 from sepal.flower.replies import enter_run
 from sepal.protocol import peer
-from sepal.protocol.messages import Content, Order, read_order, read_reply, write_order
+from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -41,22 +41,32 @@ def ask(tmp_path, monkeypatch):
     app._shared.cache_clear()
 
 
-def test_a_client_that_comes_back_upgraded_as_the_same_node_is_named_once(monkeypatch, caplog):
+@pytest.mark.parametrize("asked", [False, True], ids=["by its reply", "by its answer to a query"])
+def test_a_client_that_comes_back_upgraded_as_the_same_node_is_named_once(asked, monkeypatch, caplog):
     """As with a node key. A node without one comes back as another node, which is asked who it is."""
     caplog.set_level(logging.INFO, "sepal")
 
     class Upgrading(Nodes):
         arrange = wait = None
+        away = asked
+
+        def get_node_ids(self):
+            if strategy.progress.round == 1 and self.away:
+                self.away = False
+                return [node for node in super().get_node_ids() if self._federation.nodes[node] != "client-1"]
+            return super().get_node_ids()
 
         def answer(self, message):
-            order, _ = read_order(message.content)
-            upgraded = self._federation.nodes[message.metadata.dst_node_id] == "client-1" and order.plan.round >= 2
+            upgraded = (
+                self._federation.nodes[message.metadata.dst_node_id] == "client-1" and strategy.progress.round > 0
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(peer, "PROTOCOL", peer.PROTOCOL + upgraded)
                 return super().answer(message)
 
     federation = Federation(FAKES["queue"][0], rounds=4)
-    federation.server().start(Upgrading(federation))
+    strategy = federation.server()
+    strategy.start(Upgrading(federation))
     (line,) = [line for line in caplog.messages if "has protocol" in line]
     assert line == f"client-1 has protocol {peer.PROTOCOL + 1}, this server {peer.ourselves()}"
 

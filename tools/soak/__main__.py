@@ -81,7 +81,7 @@ PAGE = """# A year in one run
 
 `make -C tools soak` on {date}: {rounds} rounds of Ditto with {clients} clients, with TLS and keys, each with data of
 its own, in {seconds:,} s at a load of {low} at the beginning and {high} at the end (two cores, shared with other work).
-`python -m tools.soak --store` writes this page and [soak.json](soak.json).
+`python -m tools.soak --store` writes this page and [soak.json](soak.json); without `--rounds`, it runs 800.
 
 | after round | until round | seconds | event | what happened |
 |---|---|---|---|---|
