@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord
@@ -21,7 +21,6 @@ from sepal.data.own import own_info
 from sepal.errors import ConfigError, ModelError
 from sepal.method import Method
 from sepal.strategies.assembly import Assembly, assemble
-from sepal.strategies.calibrated import FINDS
 from sepal.user_modules import described
 
 if TYPE_CHECKING:
@@ -152,9 +151,7 @@ def assemble_plain(
     if beginning and beginning.shape:
         _check_example(model, facts.input_shape)
     flat |= {"own.shape": shape_text(facts.input_shape), "own.classes": facts.classes}
-    assembly = assemble(flat, method, data=data or OwnData(facts, ""), make=model, arrays=model.arrays)
-    # No command of Sepal's runs this app, so none can search for its rate.
-    return replace(assembly, notes=tuple(note.replace(FINDS, "lr= sets yours") for note in assembly.notes))
+    return assemble(flat, method, data=data or OwnData(facts, ""), make=model, arrays=model.arrays)
 
 
 def _check_example(model: OwnModel, shape: Sequence[int]) -> None:

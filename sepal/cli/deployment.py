@@ -148,7 +148,7 @@ def submit(
         from sepal.strategies.assembly import assemble
         from sepal.study.run_keys import gather_to_serve
 
-    flat = gather_to_serve(config, sets or [], name, out)
+    flat = gather_to_serve(config, sets or [], name, out, tell)
     assemble(flat)  # reports bad keys before anything is started
     if attempts > 1 and not flat.get("name"):
         raise ConfigError("--name", "a name beside --attempts, so that the run is continued", "none")

@@ -58,7 +58,7 @@ def serve(
     with starting():
         from sepal.study.run_keys import gather_to_serve
 
-        flat = gather_to_serve(config, sets or [], name, out)
+        flat = gather_to_serve(config, sets or [], name, out, tell)
     with starting(what_of(flat), stays=True):
         from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials

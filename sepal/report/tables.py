@@ -306,7 +306,7 @@ def print_text_table(
 
     if not text_table.rows:
         return
-    columns = [n for n in range(1, len(text_table.head)) if left or any(row[n] != NONE for row in text_table.rows)]
+    columns = text_table.columns(figures=not left)
     parts: list[list[int]] = [columns] if left else [[]]
     for number in [] if left else columns:
         wide = Measurement.get(console, console.options.update(max_width=1000), part([*parts[-1], number])).maximum

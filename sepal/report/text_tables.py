@@ -57,6 +57,10 @@ class TextTable:
     head: tuple[str, ...]
     rows: list[list[str]]
 
+    def columns(self, figures: bool) -> list[int]:
+        """Return the columns after the first; of ``figures``, those without one in any row are left out."""
+        return [n for n in range(1, len(self.head)) if not figures or any(row[n] != NONE for row in self.rows)]
+
 
 def accuracy_table(variants: Sequence[Variant]) -> TextTable:
     """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""

@@ -137,13 +137,6 @@ def test_what_has_no_effect_is_refused_by_name(keys, words):
         started(**keys)
 
 
-def test_the_line_about_the_rate_names_what_a_flower_app_can_do(caplog):
-    caplog.set_level(logging.INFO)
-    started(lr=0.0)  # which stands for the calibrated rate
-    (line,) = {line for line in caplog.messages if line.startswith("lr = ")}
-    assert line.endswith("; lr= sets yours")
-
-
 @pytest.mark.parametrize("key", sorted(key for key in flat_keys(RunConfig) if "." in key and key not in KEYS))
 def test_no_key_of_sepals_groups_in_a_run_config_is_taken_for_the_users_own(key):
     """``privacy.noise`` was: the run went on without noise."""

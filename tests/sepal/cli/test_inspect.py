@@ -281,8 +281,12 @@ def test_photographs_are_looked_at_and_all_that_keys_mend_is_said(tmp_path):
         Image.new("L" if n % 3 else "RGB", (20 + n % 4, 16), n).save(label_directory / f"{n}.png")
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
     output = sepal("data", "inspect", tmp_path, code=1)
-    for words in ("folder.on-bad-file", "folder.resize", "folder.channels"):
-        assert any(words in line for line in output.splitlines() if line.startswith("problem: ")), words
+    problems = [line for line in output.splitlines() if line.startswith("problem: ")]
+    for words in ("folder.on-bad-file", "folder.channels"):
+        assert any(words in line for line in problems), words
+    assert not any("folder.resize" in line for line in problems), "images of several sizes are brought to one"
+    output = sepal("data", "inspect", tmp_path, "--set=folder.resize=", code=1)
+    assert any("folder.resize = 64" in line for line in output.splitlines() if line.startswith("problem: "))
     keys = ("folder.on-bad-file=skip", "folder.resize=16", "folder.channels=3", "clients=2", "partition.name=iid")
     output = sepal("data", "inspect", tmp_path, *(f"--set={key}" for key in keys))
     assert "classes: a 12, b 12" in output

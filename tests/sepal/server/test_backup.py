@@ -114,9 +114,14 @@ def test_a_run_with_noise_does_not_let_clients_start_again(tmp_path):
         restored(tmp_path, 100, lost_states="restart", privacy={"noise": 1.0, "clip": 1.0})
 
 
-def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_states(tmp_path):
+NOISE = {"lost_states": "restart", "privacy": {"noise": 1.0, "clip": 1.0}}
+
+
+@pytest.mark.parametrize("settings", [{}, NOISE], ids=["refuse", "restart with noise"])
+def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_states(settings, tmp_path):
     """Its orders fail: no client ends a run for the others by saying that it has lost something."""
-    subject, server = federation(tmp_path / "clients", on_missing="skip", clients_per_round=0), tmp_path / "server"
+    settings = {"on_missing": "skip", "clients_per_round": 0, **settings}
+    subject, server = federation(tmp_path / "clients", **settings), tmp_path / "server"
     subject.killed_at = 8
     with pytest.raises(Killed):
         serve(subject, server, Copies(server, 0))
