@@ -48,11 +48,11 @@ def test_a_client_that_comes_back_upgraded_as_the_same_node_is_named_once(asked,
 
     class Upgrading(Nodes):
         arrange = wait = None
-        away = asked
+        away = 4 * asked
 
         def get_node_ids(self):
             if strategy.progress.round == 1 and self.away:
-                self.away = False
+                self.away -= 1
                 return [node for node in super().get_node_ids() if self._federation.nodes[node] != "client-1"]
             return super().get_node_ids()
 
