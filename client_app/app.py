@@ -223,7 +223,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if not on_one_machine() and (node.most_uploads or shared.assembly.setup.config.privacy.noise):
             host = replace(host, spend=open_upload_count(shared, node).spend)
         if node.export:
-            from sepal.export.client_model import write_deployed
+            from sepal.export.extraction import write_deployed
 
             host = replace(host, deliver=partial(write_deployed, shared, node, order, source=source))
         answer = host.answer(message.content)

@@ -151,6 +151,7 @@ class ClientHost:
         self.take_up(plan.round, local)
         charge = ""
         if kind is Kind.TRAIN and plan.phase in self.noised:
+            self._check_forward(plan.round)
             charge = f"{order.run} {hashlib.sha256(request.encode()).hexdigest()}"
             self.spend(charge)
         try:
@@ -161,6 +162,17 @@ class ClientHost:
             log.error("%s: no answer to round %d", self.info.name, plan.round, exc_info=error)
         # Out of the except block: an error that hangs on another one would be told by the other one's word.
         raise SepalError("training", "an answer", "none; the node's own log says why")
+
+    def _check_forward(self, round: int) -> None:
+        """Check that an upload of ``round`` that was never sent is of no round before those that were answered.
+
+        Raises:
+            StateError: It is: the server's count of uploads is that of a copy, and would leave out what came after it.
+        """
+        newest = max((version_round(version) for version in self.store.versions() or ()), default=0)
+        if round < newest:
+            why = "another upload with noise of an earlier one would count for nobody: the server has an older copy"
+            raise StateError("round", f"a round from {newest} on, because {why}", round)
 
     def _facts_of_store(self) -> dict[str, str]:
         versions = self.store.versions()

@@ -18,6 +18,7 @@ from sepal.config.base import AUTO
 from sepal.config.rules import check_together
 from sepal.config.run import SEARCH
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.federation import as_read
 from sepal.data.incoming import colours_last
 from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
@@ -60,6 +61,16 @@ class Assembly:
         """Return the name of client ``number`` on this machine: its owner's, or ``client-00000``."""
         return self.names[number] if number < len(self.names) else client_name(number)
 
+    def client_number(self, name: str) -> int | None:
+        """Return the number of the client ``name`` on this machine: its owner's name, or ``client-00000``.
+
+        Returns:
+            None if no client has the name, as of a machine with a name of its own.
+        """
+        both = (self.client_name, client_name)  # a deployed client has no owner's name
+        numbers = range(self.setup.config.clients)
+        return next((number for name_of in both for number in numbers if name_of(number) == name), None)
+
     @property
     def info(self) -> DatasetInfo:
         """Metadata of the data."""
@@ -95,6 +106,7 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
     info = data.info
+    config = as_read(config, data)
     owners = with_owners(config, data, "clients" in config.model_fields_set)
     if owners.config.clients != config.clients:
         check_together(owners.config)

@@ -23,7 +23,7 @@ from typing import Any
 from sepal.data import DatasetInfo
 
 FALLBACK = "fedavg"
-FINDS = "`sepal tune`, or --set lr=search, searches for yours"
+FINDS = "`sepal tune`, or --set lr=search, searches for yours (in a Flower app of your own, give lr=)"
 
 
 @dataclass(frozen=True)

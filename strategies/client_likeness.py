@@ -1,6 +1,6 @@
 """Compares what a method has learned of each client with the clients' labels: masks, and vectors to cluster.
 
-A method's readers get them from a run (:mod:`sepal.method.learned`).
+A method's readers get them from a run (:mod:`sepal.method.readers`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sepal.errors import ConfigError
-from sepal.method.learned import ClientMasks, Matrix
+from sepal.method.readers import ClientMasks, Matrix
 
 SHARE = 0.1  # of a client's examples; labels with at least this share are named
 

@@ -109,7 +109,16 @@ def check_key(key: str, value: Any) -> None:
 
 
 def read_keys(method: Method, run_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a user's run config that are Sepal's, and the names of the others, which are his own."""
+    """Return the keys of a user's run config that are Sepal's, and the names of the others, which are his own.
+
+    Raises:
+        ConfigError: A key of a group of Sepal's, such as ``privacy.noise``, has no effect in a plain Flower app. A name
+            without a dot may be the user's own (``dataset``), and a caller names those that are not read.
+    """
+    groups = {key.partition(".")[0] for key in flat_keys(RunConfig) if "." in key}
+    for key, value in run_config.items():
+        if "." in key and key.partition(".")[0] in groups:
+            check_key(key, value)
     sepal_keys = {key: value for key, value in run_config.items() if key in KEYS or key.startswith(f"{method.name}.")}
     return sepal_keys, [key for key in run_config if key not in sepal_keys]
 

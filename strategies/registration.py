@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sepal.config import Settings, kebab
 from sepal.method import Compression, Method
 from sepal.method.interface import ClientFactory, ServerFactory
-from sepal.method.learned import Reader
+from sepal.method.readers import Reader
 from sepal.protocol.types import Scalar
 
 if TYPE_CHECKING:

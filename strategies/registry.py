@@ -133,10 +133,10 @@ def _of_user(reference: str) -> Method:
         )
     lowered = method_name(reference)
     if method.name != lowered or lowered in table():
-        expected = (
-            f'{reference} to be registered under its own name in lower case, "{lowered}", which no other method has'
-        )
-        raise ConfigError("method", expected, method.name)
+        if lowered in table():
+            raise ConfigError("method", f"a name for {reference} that no other method has", f'"{lowered}"')
+        expected = f'{reference} to be registered as "{lowered}", its variable in lower case'
+        raise ConfigError("method", expected, f'"{method.name}"')
     _loaded[reference] = method
     return method
 

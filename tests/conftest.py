@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,18 @@ def modules_of_one_test(tmp_path_factory):
     for name in sys.modules.keys() - modules:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(written):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before():
+    """A node that runs in a test's process changes what Flower's logger shows: not for the next test."""
+    loggers = [logging.getLogger(name) for name in ("sepal", "flwr")]
+    before = [(logger.level, logger.propagate, [*logger.filters], [*logger.handlers]) for logger in loggers]
+    yield
+    for logger, (level, propagate, filters, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.filters[:], logger.handlers[:] = filters, handlers
 
 
 @pytest.fixture

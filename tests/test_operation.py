@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import logging
+import re
 import socket
 import time
 import urllib.error
@@ -13,8 +14,10 @@ import urllib.request
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from sepal.cli import notices
+from sepal.cli.main import app
 from sepal.engines.flower.figures import ClientFigures
 from sepal.engines.flower.processes import free_port
 from sepal.errors import ConfigError
@@ -138,6 +141,43 @@ def test_a_commands_own_lines_are_json_like_the_others(monkeypatch, capsys):
         ("INFO", "clients join with: sepal join"),
     ]
     assert all(line["time"].endswith("Z") for line in lines)
+
+
+def _prepare():
+    with notices.starting("to join", stays=True):
+        pass
+
+
+PRINTED = {
+    "what is prepared": _prepare,
+    "a line of the command": lambda: notices.tell("sepal: warning: a"),
+    "a command line": lambda: notices.tell_command("flower"),
+    "what is unprotected": lambda: notices.check_plain_text("127.0.0.1", allowed=False),
+    "an error": lambda: CliRunner().invoke(app, ["serve", "--port", "9", "--control", "9"], catch_exceptions=False),
+}
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("kind", PRINTED)
+def test_all_that_a_command_says_itself_has_a_time(kind, form, monkeypatch, capsys):
+    monkeypatch.setenv(operation.LOG, form)
+    result = PRINTED[kind]()
+    lines = (result.output if result else capsys.readouterr().err).splitlines()
+    assert lines
+    for line in lines:
+        assert re.match(r'(\{"time": ")?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d', line), line
+    if form == "json" and kind == "an error":
+        assert json.loads(lines[-1])["level"] == "ERROR"
+
+
+def test_lines_of_other_processes_have_a_time_too(monkeypatch, capsys):
+    for form in ("", "text", "json"):
+        monkeypatch.setenv(operation.LOG, form)
+        notices.show("sepal: round 1\nsepal: round 2")
+    lines = capsys.readouterr().out.splitlines()
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
+    for number, pattern in enumerate(["", "", time, time, "", ""]):  # with json, they are JSON with a time already
+        assert re.fullmatch(f"{pattern}sepal: round {number % 2 + 1}", lines[number])
 
 
 def test_hostile_reasons_do_not_make_a_series_each():

@@ -98,7 +98,9 @@ def test_the_wheel_holds_our_packages_and_nothing_of_the_referee_and_the_tools(w
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sepal"}
     assert "sepal/py.typed" in names, "pyproject.toml packages it, and checkers of types believe it"
-    assert {f"sepal/report/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
+    templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sepal/report/templates").iterdir()}
+    assert len(templates) > 3
+    assert templates <= set(names)
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sepal").rglob("*.py")}
     for folder in FOLDERS:
         modules |= {f"sepal/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}

@@ -99,7 +99,7 @@ def mean(run: StoredRun, view: str, figure: str = "mean") -> float | None:
 def comparison(runs: Sequence[StoredRun]) -> Table:
     """Return a table that compares the runs, first by the deployed models, as the conclusion does."""
     table = new_table("Side by side, at the end: accuracy in %, MB of training")
-    for name in ("method", "deployed", "bottom 10 %", "received", "trained", "pooled", "MB up", "MB down"):
+    for name in ("method", "deployed", "worst 10 %", "received", "trained", "pooled", "MB up", "MB down"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for run in runs:
         view = registry.deployed(run.config["method"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from referee.parts import DOCS, ROOT, rewritten
+from referee.marked_parts import DOCS, ROOT, rewritten
 from sepal.cli.showing import markdown_table
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically

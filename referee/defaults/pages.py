@@ -23,7 +23,7 @@ def pages() -> dict[Path, str]:
     results = method_results(read(ROWS))
     datasets = dict.fromkeys(result.dataset for result in results)
     tables = {name: default_table([result for result in results if result.dataset == name]) for name in datasets}
-    texts = {ROWS.with_suffix(".md"): render("defaults.md", tables=tables)}
+    texts = {ROWS.with_suffix(".md"): render("defaults.md", tables=tables, worst_seeds=_worst_seeds(results))}
     if rows := read(STABILITY):
         texts[STABILITY.with_suffix(".md")] = render("stability.md", **_stability(rows))
     return texts
@@ -33,6 +33,22 @@ def default_table(results: Sequence[MethodResults]) -> str:
     """Return the table of one data set: the deployed model's accuracy, and how far each is behind the yardstick."""
     yardstick = next((result for result in results if result.method == YARDSTICK), None)
     return "\n".join(table(HEAD, [_line(result, yardstick) for result in results])).rstrip()
+
+
+def _worst_seeds(results: Sequence[MethodResults]) -> dict[tuple[str, bool], dict[str, dict[str, float]]]:
+    """Return how many points each method is behind the yardstick with its worst seed, by its verdict.
+
+    The groups are by data set and whether clients deploy models of their own.
+    """
+    yardsticks = {result.dataset: result for result in results if result.method == YARDSTICK}
+    groups: dict[tuple[str, bool], dict[str, dict[str, float]]] = {}
+    for result in results:
+        yardstick = yardsticks[result.dataset]
+        key = result.dataset, result.rows[0].deployed != "received"
+        by_verdict = groups.setdefault(key, {"behind": {}, "explained": {}, "": {}})
+        if lowest := result.worst(yardstick):
+            by_verdict[result.verdict(yardstick)][result.method] = -lowest[0]
+    return groups
 
 
 def _line(result: MethodResults, yardstick: MethodResults | None) -> list[str]:

@@ -28,7 +28,7 @@ from referee.leaderboard.measures import (
 )
 from referee.leaderboard.runs import RERUNS, read
 from referee.leaderboard.tables import block_tables
-from referee.parts import README, rewritten
+from referee.marked_parts import README, rewritten
 from sepal.report.markdown import table
 from sepal.report.text_tables import NONE
 from sepal.storage.files import write_atomically

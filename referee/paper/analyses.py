@@ -1,6 +1,6 @@
 """Tables and figures of what masks, gates and pruning do, from the analyses stored beside the pages.
 
-``python -m referee.paper.learned KIND RUN`` made the stored rows.
+``python -m referee.paper.readings KIND RUN`` made the stored rows.
 """
 
 from __future__ import annotations

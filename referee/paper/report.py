@@ -169,7 +169,7 @@ def _main_header() -> list[str]:
         "deployed",
         *views,
         "pooled",
-        "bottom 10 %",
+        "worst 10 %",
         "MB up",
         "MB down",
         "% of dense",

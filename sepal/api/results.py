@@ -162,7 +162,7 @@ class Run:
         return self.code.union(session_code)
 
     def _loaded(self, client: str | int, view: str) -> Loaded:
-        from sepal.export.client_model import write_model
+        from sepal.export.extraction import write_model
         from sepal.study.runs import model_of
 
         client_model = model_of(self.path, client, view, self._allowed(), HOW)

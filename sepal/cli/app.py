@@ -17,6 +17,7 @@ from typer.models import ArgumentInfo
 
 from sepal import __version__
 from sepal.cli.completing import files_by_shell
+from sepal.cli.notices import tell
 from sepal.errors import SepalError
 from sepal.report.printing import say
 from sepal.user_modules import described, in_own_code, left_by_own_code
@@ -94,20 +95,20 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
         except (SepalError, click.ClickException) as error:
             words = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            say(f"sepal: {' '.join(words.split())}", err=True)
+            tell(f"sepal: {' '.join(words.split())}", fault=True)
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            say("sepal: interrupted", err=True)
+            tell("sepal: interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except SystemExit as stop:
             if not left_by_own_code(stop):  # a signal did
                 raise
-            say(f"sepal: {' '.join(described(stop).split())}", err=True)
+            tell(f"sepal: {' '.join(described(stop).split())}", fault=True)
             raise typer.Exit(BAD_INPUT) from None
         except Exception as error:
             if not in_own_code(error):  # then it is a fault of Sepal, and its traceback is wanted
                 raise
-            say(f"sepal: {' '.join(described(error).split())}", err=True)
+            tell(f"sepal: {' '.join(described(error).split())}", fault=True)
             raise typer.Exit(BAD_INPUT) from None
 
 

@@ -34,6 +34,7 @@ def clean(
         from sepal.cli.showing import print_table
         from sepal.storage.regular import expanded
         from sepal.study.cleaning import leftovers, remove
+        from sepal.study.runs import LATEST
 
     candidates = leftovers(days, run, expanded("--state-dir", state_dir).absolute() if state_dir else None)
     rows, in_use = [], []
@@ -47,7 +48,7 @@ def clean(
         else:
             does = "stays: in use"
             in_use.append(item)
-        when = f"{datetime.fromtimestamp(item.used):%Y-%m-%d}"
+        when = f"{datetime.fromtimestamp(min(item.used, LATEST)):%Y-%m-%d}"
         rows.append((item.what, f"{item.bytes / 1e6:.3g}", when, str(item.directory), does))
     if not rows:
         say("nothing is left of past runs")

@@ -13,7 +13,7 @@ import typer
 
 from sepal import __version__
 from sepal.cli.app import app
-from sepal.cli.notices import check_plain_text, starting, tell, tell_command
+from sepal.cli.notices import check_plain_text, show, starting, tell, tell_command
 from sepal.cli.options import Name, Sets, Verbose
 from sepal.errors import ConfigError
 from sepal.report.printing import say
@@ -39,6 +39,9 @@ def certs(
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt a new CA's key; the passphrase is asked for.")
     ] = False,
+    renew_ca: Annotated[
+        bool, typer.Option("--renew-ca", help="Sign the CA's certificate again, for --ca-days from now.")
+    ] = False,
 ) -> None:
     """Make a private CA, a server certificate and node keys.
 
@@ -50,8 +53,10 @@ def certs(
 
     names = [*map(client_name, range(nodes)), *(node or [])]
     ask, now = ask_passphrase(directory), datetime.now(UTC)
-    certificates = make_certificates(directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask)
-    root, ca_state = directory.absolute(), "made" if certificates.ca else "kept"
+    certificates = make_certificates(
+        directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask, renew_ca
+    )
+    root, ca_state = directory.absolute(), "made" if certificates.ca else "renewed" if certificates.renewed else "kept"
     until = f"valid until {certificates.until:%Y-%m-%d}"
     say(f"{root}/ca: {ca_state}, {until}; stays here: who has ca.key can pose as the server")
     until = f"valid until {expiry(root / 'server' / 'server.pem'):%Y-%m-%d}"
@@ -143,7 +148,7 @@ def submit(
         from sepal.strategies.assembly import assemble
         from sepal.study.run_keys import gather_to_serve
 
-    flat = gather_to_serve(config, sets or [], name, out)
+    flat = gather_to_serve(config, sets or [], name, out, tell)
     assemble(flat)  # reports bad keys before anything is started
     if attempts > 1 and not flat.get("name"):
         raise ConfigError("--name", "a name beside --attempts, so that the run is continued", "none")
@@ -163,11 +168,11 @@ def submit(
         nodes = state_directory / "nodes.json"
         registry = NodeRegistry(credentials, flower.environment, nodes, tell) if credentials else None
         file = state_directory / "run.log"
-        show = Lines(file, say, verbose)
+        lines = Lines(file, show, verbose)
         for left in reversed(range(attempts)):
             if registry:
                 registry.sync()
-            ended = run_bundle(flower, state_directory, flat, registry, tell, show)
+            ended = run_bundle(flower, state_directory, flat, registry, tell, lines)
             if ended.status == COMPLETED:
                 return
             if not left:

@@ -55,7 +55,7 @@ def export(
     with starting():
         import torch
 
-        from sepal.export.client_model import write_model
+        from sepal.export.extraction import write_model
         from sepal.export.onnx_file import write_onnx
         from sepal.study.runs import find_run, model_of
 

@@ -16,10 +16,9 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
+from sepal.cli.notices import check_plain_text, set_log, show, starting, tell, tell_command
 from sepal.cli.options import Log, Metrics, Verbose
 from sepal.errors import ConfigError, one_line
-from sepal.report.printing import say
 
 # 20 uploads with a noise multiplier of 5 have an ε of 9.4 at δ = 1e-5, compared with any other data of the client.
 STRICT_NOISE, STRICT_UPLOADS = 5.0, 20
@@ -105,16 +104,17 @@ def join(
     verbose: Verbose = False,
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
+    set_log(log)
     with starting(f"to join {address}", stays=True):
         from sepal.client_app.build import Node
         from sepal.engines.flower.credentials import NodeCredentials
         from sepal.engines.flower.probe import split
         from sepal.engines.flower.rejoining import JoinedClient, stay
         from sepal.engines.flower.slots import claimed
+        from sepal.operation.expiry import AT_CLIENT, ExpiryWatch
         from sepal.storage.home import private_home
         from sepal.storage.regular import expanded
 
-    set_log(log)
     paths = {"state-dir": state_dir, "data-dir": data_dir, "initial-weights": initial_weights}
     paths["export"] = export
     texts = {key: str(expanded(f"--{key}", path).absolute()) if path else "" for key, path in paths.items()}
@@ -147,6 +147,8 @@ def join(
             client = node_config["name"] = key_name
         if not credentials:
             check_plain_text(host, insecure)
+        else:
+            ExpiryWatch([credentials.authority], tell, AT_CLIENT).start()
         if audit != "none":
             file = expanded("--audit", audit) if audit else private_home() / "audit" / f"{client}.jsonl"
             node_config["audit"] = str(file.absolute())
@@ -163,7 +165,7 @@ def join(
                 verbose=verbose,
                 tell=tell,
                 tell_command=tell_command,
-                show=partial(say, err=True),
+                show=partial(show, err=True),
             )
         )
 

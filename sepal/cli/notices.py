@@ -27,12 +27,16 @@ def starting(purpose: str = "", stays: bool = False) -> Iterator[None]:
         stays: Print the line without a terminal too, where it stays: for a command that runs for days.
     """
     line = f"sepal: preparing {purpose}" if purpose else "sepal: starting"
-    words, erase = (f"{line} …", "\r\x1b[K") if sys.stderr.isatty() else (f"{line}\n" * stays, "")
-    typer.echo(words, nl=False, err=True)
+    erased = sys.stderr.isatty()
+    if erased:
+        typer.echo(f"{line} …", nl=False, err=True)
+    elif stays:
+        tell(line)
     try:
         yield
     finally:
-        typer.echo(erase, nl=False, err=True)
+        if erased:
+            typer.echo("\r\x1b[K", nl=False, err=True)
 
 
 def what_of(flat: Flat) -> str:
@@ -44,24 +48,47 @@ def what_of(flat: Flat) -> str:
 
 
 def set_log(form: str) -> None:
-    """Let all processes that this one starts write their log in ``form``: ``json``, or empty for text.
+    """Let this process and all that it starts write their log in ``form``.
+
+    Args:
+        form: ``json``; ``text`` for lines with a time; or empty for lines without one, unless ``SEPAL_LOG`` says more.
 
     Raises:
         ConfigError: ``form`` is anything else.
     """
-    if form not in ("", "json"):
-        raise ConfigError("--log", "json", form)
+    if form not in ("", "json", "text"):
+        raise ConfigError("--log", "json or text", form)
     if form:
         from sepal.operation.figures import LOG
 
         os.environ[LOG] = form
 
 
-def tell(line: str) -> None:
-    """Print a line on standard error; with ``--log json`` as JSON with its time, as the log has it."""
+def tell(line: str, fault: bool = False) -> None:
+    """Print a line on standard error; with ``--log json`` as JSON with its time, as the log has it.
+
+    Args:
+        line: The line.
+        fault: Whether the command ends with it.
+    """
     from sepal.operation.figures import json_line, log_is_json
 
-    say(json_line(line) if log_is_json() else line, err=True)
+    if log_is_json():
+        say(json_line(line, fault), err=True)
+    else:
+        show(line, err=True)
+
+
+def show(line: str, err: bool = False) -> None:
+    """Print a line of another process's log, which is JSON already with ``--log json``; with ``text``, with its time.
+
+    Args:
+        line: The line.
+        err: Whether it goes to standard error.
+    """
+    from sepal.operation.figures import timed
+
+    say(timed(line), err=err)
 
 
 def tell_command(line: str) -> None:

@@ -13,7 +13,9 @@ Metrics: TypeAlias = Annotated[
 Verbose: TypeAlias = Annotated[
     bool, typer.Option("--verbose", "-v", help="Also show the lines of Flower's processes, which are in the log file.")
 ]
-Log: TypeAlias = Annotated[str, typer.Option(metavar="json", help="Write the log as JSON lines.")]
+Log: TypeAlias = Annotated[
+    str, typer.Option(metavar="json|text", help="Write the log as JSON lines, or as text with the time of each line.")
+]
 Name: TypeAlias = Annotated[
     str | None,
     typer.Option(help="Run name; the name of an unfinished run continues it.", autocompletion=completing.runs),

@@ -42,7 +42,7 @@ def check_method(
 ) -> None:
     """Check a method as Sepal checks its own, in short runs on handwritten digits; exit code 1 if a check fails.
 
-    After the checks that hold comes each reason why others do not, with the checks that it concerns.
+    The checks that hold come first, then those that do not, each reason once.
     """
     with starting(method):
         from sepal.study.method_checks import CHECKS, Case, reason_of
@@ -59,6 +59,6 @@ def check_method(
         else:
             say(f"ok   {check.words}")
     for reason, checks in broken.items():
-        say("\n     ".join([f"BAD  {reason}", *checks]))
+        say("\n".join([*(f"BAD  {check}" for check in checks), f"     {reason}"]))
     if broken:
         raise typer.Exit(1)

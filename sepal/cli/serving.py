@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
+from sepal.cli.notices import check_plain_text, set_log, show, starting, tell, tell_command, what_of
 from sepal.cli.options import Log, Metrics, Name, Sets, Verbose
 from sepal.errors import ConfigError
-from sepal.report.printing import say
 
 if TYPE_CHECKING:
     from sepal.strategies.assembly import Assembly
@@ -55,10 +54,11 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
+    set_log(log)
     with starting():
         from sepal.study.run_keys import gather_to_serve
 
-        flat = gather_to_serve(config, sets or [], name, out)
+        flat = gather_to_serve(config, sets or [], name, out, tell)
     with starting(what_of(flat), stays=True):
         from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials
@@ -73,7 +73,6 @@ def serve(
         from sepal.strategies.assembly import assemble
 
     require_supported()
-    set_log(log)
     set_metrics(metrics)
     assembly = assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None
@@ -102,7 +101,7 @@ def serve(
             registry.sync()
         with_certs = " --certs DIR" if credentials else ""
         tell(f"clients join with: {how_to_join('ADDRESS' if host in EVERYWHERE else host, port, flat)}{with_certs}")
-        lines = Lines(state_directory / "run.log", say, verbose)
+        lines = Lines(state_directory / "run.log", show, verbose)
         ended = run_bundle(flower, state_directory, flat, registry, tell, lines, MOST_AGAIN)
     ended.check(state_directory / "run.log")
 

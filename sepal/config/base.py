@@ -51,6 +51,7 @@ class Mark(StrEnum):
     AUTOMATIC = "automatic"  # 0 or ``auto`` stands for the data set's default
     WHOLE = "whole"  # any other value than ``none`` needs all of a client's examples at once
     PLAIN = "plain"  # has an effect where a method is a Flower Strategy in an app of the user's own
+    DECIDING = "deciding"  # says which other keys make sense: in a run that continues, it is compared before they are
     LISTED = "listed"  # what a list shows of a run: a stored one that lacks it is damaged
 
 

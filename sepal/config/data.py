@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import BY_NUMBER, FORMER, Mark, Settings, marks, renewed
+from sepal.config.base import AUTO, BY_NUMBER, FORMER, NOT_SET, Mark, Settings, marks, renewed
 from sepal.tasks.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
@@ -145,7 +145,9 @@ class FolderSettings(Settings):
         "",
         pattern=r"^([1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?)?$",
         description="images: scale to this size, HEIGHTxWIDTH or one number for a square, without distortion: what "
-        "sticks out on the longer side is cut off at both ends; empty: as they are",
+        "sticks out on the longer side is cut off at both ends; empty: as they are. Where it is not set, and images "
+        "have several sizes, 64 (as with auto in Flower's run config)",
+        json_schema_extra={NOT_SET: AUTO},
     )
     channels: Literal["auto", 1, 3] = Field(
         "auto", description="images: 1: all become grey, 3: all become colour, auto: as they are"

@@ -63,13 +63,13 @@ class RunConfig(Settings):
         "fedavg-ft",
         former="fedpse",
         description="see `sepal methods`, or package.module:NAME of your own",
-        facts=(Mark.CODE, Mark.LISTED),
+        facts=(Mark.CODE, Mark.DECIDING, Mark.LISTED),
     )
     task: str = Field(
         "classification",
         description="what is learned: classification, multilabel, regression, segmentation, tokens, or "
         "package.module:NAME of your own (docs/tasks.md)",
-        json_schema_extra=marks(Mark.CODE, Mark.DATA, Mark.DIGESTED, Mark.METRIC),
+        json_schema_extra=marks(Mark.CODE, Mark.DATA, Mark.DIGESTED, Mark.METRIC, Mark.DECIDING),
     )
     metric: str = Field(
         "auto",
@@ -94,7 +94,7 @@ class RunConfig(Settings):
     dataset: str = Field(
         "digits",
         description="data set; folder: your own files; own: your own function",
-        json_schema_extra=marks(Mark.WORDS, Mark.DATA, Mark.DIGESTED, Mark.LISTED),
+        json_schema_extra=marks(Mark.WORDS, Mark.DATA, Mark.DIGESTED, Mark.DECIDING, Mark.LISTED),
     )
     data_dir: str = Field(
         "",

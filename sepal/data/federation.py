@@ -23,6 +23,7 @@ from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
 from sepal.data.schema import FILE, parsed, reading, schema_of
 from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
+from sepal.data.sources.images import COMMON_SIZE, MixedSizesError
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
 from sepal.rng import derive
@@ -209,6 +210,9 @@ def _schema_alone(config: RunConfig, folder: FolderReading) -> bool:
 def federated_data(config: RunConfig) -> FederatedData:
     """Return the data of the run that ``config`` describes.
 
+    Where ``folder.resize`` is not set, and images have several sizes, ``COMMON_SIZE`` is in its place: see
+    :func:`as_read`.
+
     Raises:
         ConfigError: A key that the data set needs is missing.
         DataError: The data set is unknown, a directory cannot be read, or the Hugging Face hub not be reached.
@@ -233,11 +237,27 @@ def federated_data(config: RunConfig) -> FederatedData:
             from sepal.data.sources.folder import info_of_schema
 
             return TablesElsewhere(info_of_schema(folder), config.seed)
-    data_info = info(config.dataset, data_dir, folder)
+    try:
+        data_info = info(config.dataset, data_dir, folder)
+    except MixedSizesError as mixed:
+        if "resize" in config.folder.model_fields_set:
+            raise
+        folder = folder.model_copy(update={"resize": COMMON_SIZE})
+        data_info = info(config.dataset, data_dir, folder)
+        note = f"images have several sizes, {mixed.got}; all become {COMMON_SIZE}x{COMMON_SIZE}, or what this key says"
+        data_info = replace(data_info, notes=(f"folder.resize = {COMMON_SIZE}: {note}", *data_info.notes))
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": data_info.partition})
     spec = DataSpec(config.dataset, data_dir, partition, config.split, seed=config.seed, folder=folder)
     return DealtData(data_info, spec)
+
+
+def as_read(config: RunConfig, data: FederatedData) -> RunConfig:
+    """Return the keys with the size that reading has brought images to, so that all who read them later do the same."""
+    if not isinstance(data, DealtData) or data.spec.folder.resize == config.folder.resize:
+        return config
+    folder = config.folder.model_copy(update={"resize": data.spec.folder.resize})
+    return config.model_copy(update={"folder": folder})
 
 
 Table = tuple[Index, Index]  # rows of all parts, concatenated; boundaries of the parts, (3 · clients + 1,)

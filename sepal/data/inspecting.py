@@ -164,7 +164,7 @@ def _codes_hint(column: Column, cells: Any) -> str:
 
 def _repeats(cells: Any, config: RunConfig) -> bool:
     """Return whether several values of a column have as many rows as a client needs."""
-    _, counts = np.unique(np.asarray(cells).astype(str), return_counts=True)
+    counts = cells.value_counts().field("counts").to_numpy()
     return int((counts >= config.partition.min_examples).sum()) > 1
 
 

@@ -20,6 +20,7 @@ from sepal.errors import DataError
 from sepal.rng import derive, derive_seed
 
 _DIRICHLET_DRAWS = 200  # draws before giving up on min-examples
+_CLASSES_DRAWN = 1_000_000  # of all these draws together: each class takes some 20 µs, and a planted table has many
 _TWO_CLASS_TOLERANCE = 0.05  # accepted deviation of the large clients' share from .5
 
 
@@ -113,14 +114,15 @@ def _rows(partitioner: Any, number: int) -> Index:
 def _dirichlet(rule: Rule, labels: Labels) -> list[Index]:
     """Draw until every client has ``min-examples``; flwr-datasets' own loop gives up after ten draws."""
     counts = np.unique(labels, return_counts=True)[1]
-    for draw in range(_DIRICHLET_DRAWS):
+    most = max(1, min(_DIRICHLET_DRAWS, _CLASSES_DRAWN // len(counts)))
+    for draw in range(most):
         if dirichlet_sizes(rule, counts, draw).min() >= rule.settings.min_examples:
             return _checked(_dealt(rule, labels, draw), len(labels))  # half a second for 60,000 examples
     raise DataError(
         "partition.min-examples",
         f"{len(labels)} examples to be enough for {rule.clients} clients with {rule.settings.min_examples} each "
         "(lower clients or partition.min-examples, raise partition.alpha, or set partition.name = iid)",
-        f"none in {_DIRICHLET_DRAWS} draws of Dir({rule.settings.alpha:g}) with so many for each",
+        f"none in {most} draw{'s' * (most > 1)} of Dir({rule.settings.alpha:g}) with so many for each",
     )
 
 

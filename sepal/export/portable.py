@@ -202,11 +202,13 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
     """
     from safetensors import SafetensorError, safe_open
 
+    from sepal.storage.files import tensors_of
+
     try:
         check_regular(Path(path))
         with safe_open(str(path), "np") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            tensors = tensors_of(file)
         if about.get("format") != FORMAT:
             raise ValueError(about.get("format", "no format"))
         fields: dict[str, Any] = dict(json.loads(about["origin"]))

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from sepal.errors import ConfigError, ModelError
 from sepal.layout import Layout
 from sepal.method import capabilities
-from sepal.method.learned import Reader
+from sepal.method.readers import Reader
 from sepal.tasks.builtin import BY_CLASS
 from sepal.tasks.learning import Task
 
@@ -122,7 +122,7 @@ class Method:
             its last training), ``received`` (the server's newest) or ``trained`` (fine-tuned from that).
         starts_from: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
         compression: Returns how its dense exchange is compressed, from its own keys. ``compress.*`` is then refused.
-        learned: Readers of what it has learned of each client, by kind (:mod:`sepal.method.learned`).
+        learned: Readers of what it has learned of each client, by kind (:mod:`sepal.method.readers`).
         one_model: Whether the received model is the same for all clients, so that the server's files are enough for it.
     """
 

@@ -18,6 +18,11 @@ from sepal.errors import ConfigError
 
 DAY = 86400.0
 WARN_DAYS = (30, 7, 1)
+AT_SERVER = (
+    "run `sepal certs` again (for ca.crt with --renew-ca), and start this server again with the same name; the run "
+    "goes on where it was"
+)
+AT_CLIENT = "copy it again from where it was renewed (`sepal certs --renew-ca`), and start this client again"
 
 
 def expiry(certificate: Path) -> datetime:
@@ -65,10 +70,11 @@ class ExpiryWatch:
     Args:
         certificates: Files in PEM, which may be renewed meanwhile.
         tell: Called with each warning.
+        remedy: What to do, for the warning.
     """
 
-    def __init__(self, certificates: Sequence[Path], tell: Callable[[str], None]) -> None:
-        self._certificates, self._tell = tuple(certificates), tell
+    def __init__(self, certificates: Sequence[Path], tell: Callable[[str], None], remedy: str = AT_SERVER) -> None:
+        self._certificates, self._tell, self._remedy = tuple(certificates), tell, remedy
         self._warned: set[tuple[Path, datetime, int]] = set()
         self._ended = threading.Event()
 
@@ -86,8 +92,7 @@ class ExpiryWatch:
                 self._warned |= {(file, end, days) for days in due}
                 days = max(0.0, (end - time).total_seconds() / DAY)
                 self._tell(
-                    f"sepal: warning: {file} expires on {end:%Y-%m-%d %H:%M} UTC, in {days:.1f} days: run `sepal "
-                    "certs` again, and start this server again with the same name; the run goes on where it was"
+                    f"sepal: warning: {file} expires on {end:%Y-%m-%d %H:%M} UTC, in {days:.1f} days: {self._remedy}"
                 )
 
     def start(self, every: float = DAY) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 METRICS = "SEPAL_METRICS"  # [HOST:]PORT of a ServerApp's figures
 CERTIFICATES = "SEPAL_CERTIFICATES"  # JSON: the server's certificate files, each with its end in seconds since 1970
-LOG = "SEPAL_LOG"  # json
+LOG = "SEPAL_LOG"  # json; text: with a time before each line that a command prints
 STATS = "SEPAL_STATS"  # file to which a client writes a line for each message
 NO_ANSWER = "no answer to"  # in a client's line about an error, before the kind of the message and the error's word
 CLOSING = "the closing evaluation begins"  # how a client's line ends, by which its reply is told from a round's
@@ -126,9 +126,22 @@ def json_formatter() -> JsonLines:
     return formatter
 
 
-def json_line(text: str) -> str:
-    """Return what a command says itself as a line of its log: a warning where it begins so, else information."""
-    level = logging.WARNING if text.startswith("sepal: warning: ") else logging.INFO
+def timed(text: str) -> str:
+    """Return ``text`` as a command prints it: with ``SEPAL_LOG=text``, the time (UTC) is before each of its lines."""
+    if os.environ.get(LOG) != "text":
+        return text
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return "\n".join(f"{now} {line}" for line in text.split("\n"))
+
+
+def json_line(text: str, fault: bool = False) -> str:
+    """Return what a command says itself as a line of its log: an error, a warning where it begins so, or information.
+
+    Args:
+        text: The line.
+        fault: Whether the command ends with it.
+    """
+    level = logging.ERROR if fault else logging.WARNING if text.startswith("sepal: warning: ") else logging.INFO
     message = text.removeprefix("sepal: ").removeprefix("warning: ")
     return json_formatter().format(logging.LogRecord("sepal", level, "", 0, message, None, None))
 

@@ -57,11 +57,11 @@ def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         alt.Tooltip("accuracy:Q", title=measure.axis, format=digits_of(comparison)),
         alt.Tooltip("part:N"),
     ]
-    parts = alt.Scale(domain=["bottom 10 %", "other clients"], range=["var(--warn)", "var(--bar)"])
+    parts = alt.Scale(domain=["worst 10 %", "other clients"], range=["var(--warn)", "var(--bar)"])
     accuracy = alt.Y("accuracy:Q", title=measure.axis, scale=PERCENT if measure.percent else alt.Undefined)
     bars = drawn.mark_bar().encode(x, accuracy, alt.Color("part:N", scale=parts, legend=None), tooltip=tips)
     rule = drawn.transform_aggregate(decile="min(decile)").mark_rule(strokeDash=[5, 4], color="var(--warn)")
-    title = "bottom 10 %, %" if measure.percent else "bottom 10 %"
+    title = "worst 10 %, %" if measure.percent else "worst 10 %"
     tip = alt.Tooltip("decile:Q", title=title, format=digits_of(comparison))
     rule = rule.encode(alt.Y("decile:Q"), tooltip=[tip])
     others = drawn.transform_flatten(["beside"]).transform_calculate(
@@ -84,10 +84,9 @@ def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         )
     )
     low = {with_cell(r["label"], r["cell"]): r["decile"] for r in first_shown(comparison, rows)}
-    words = "; ".join(f"bottom decile of {name}: {drawn_text(comparison, value)}" for name, value in low.items())
-    lowest = "lowest" if measure.higher else "worst"
+    words = "; ".join(f"worst 10 % of {name}: {drawn_text(comparison, value)}" for name, value in low.items())
     reading = f"{named('Accuracy', comparison)} of each client{measure.in_unit}, the worst first; "
-    reading += f"the {lowest} tenth and its limit in the warning colour."
+    reading += "the worst 10 % and their limit in the warning colour."
     if names:
         reading += f" Ticks: what the same client has with {' or '.join(names)}."
     spoken = f"Clients sorted by {measure.name}, {views(comparison)[0]} models: {words}."

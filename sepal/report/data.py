@@ -156,7 +156,7 @@ def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                 "client": name,
                 "place": _ranked_name(rank, name),
                 "accuracy": measure.rounded(accuracy[name]),
-                "part": "bottom 10 %" if rank <= low else "other clients",
+                "part": "worst 10 %" if rank <= low else "other clients",
                 "decile": measure.rounded(accuracy[ranked[low - 1]]),
                 "beside": [
                     [label, measure.rounded(accuracies[name])]

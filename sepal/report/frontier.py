@@ -138,7 +138,7 @@ def coloured(drawing: str, theme: str = "") -> str:
         drawing: An SVG whose colours are names such as ``var(--ink)``.
         theme: ``light`` or ``dark``; empty for one that follows the reader's settings.
     """
-    css = (files(__package__) / "page.css").read_text(encoding="utf-8")
+    css = (files(__package__) / "templates/page.css").read_text(encoding="utf-8")
     light, dark = (
         dict(re.findall(r"(--\w+): (#\w+)", block)) for block in re.findall(r":root.*?\{(.+?)\}", css, re.S)[:2]
     )

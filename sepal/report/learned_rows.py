@@ -1,6 +1,6 @@
 """What methods have learned of each client, for figures: masks, clusters of clients, pruning. Shares are in per cent.
 
-A method's record names what reads it from a run (:mod:`sepal.method.learned`).
+A method's record names what reads it from a run (:mod:`sepal.method.readers`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sepal.config.elsewhere import check_code, without_places
 from sepal.data.own import OWN
 from sepal.errors import ConfigError, DamagedError, SepalError
 from sepal.method.interface import resolve
-from sepal.method.learned import ClientMasks, EndedRun, Matrix, Reader
+from sepal.method.readers import ClientMasks, EndedRun, Matrix, Reader
 from sepal.names import NAME
 from sepal.runs.about import StoredData, info_of, labels_of
 from sepal.runs.stored_run import NOTHING, Allowed, read_run, stored_config
@@ -82,7 +82,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
         raise ConfigError("run", f"the directory of a run of {' or '.join(methods)}", str(path))
     assembly, reader = _assembled(path, allowed), kinds[kind]
     progress = _newest(path, assembly)
-    from sepal.export.client_model import newest_state  # it imports torch, which most reports do not need
+    from sepal.export.stored_states import newest_state  # it imports torch, which most reports do not need
 
     stores: dict[str, StateStore] = {}
 
@@ -96,7 +96,10 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     def algorithm(name: str) -> Any:
         from sepal.client_app.build import Node, Shared, build_host
 
-        node = Node(int(name.rpartition("-")[2]), assembly.setup.config.clients)
+        number = assembly.client_number(name)
+        if number is None:
+            raise ConfigError("client", "one whose data this machine's run config names", name)
+        node = Node(number, assembly.setup.config.clients, name=name)
         return build_host(Shared.around(assembly, "cpu"), node, "", stores[name]).algorithm
 
     return resolve(reader.function)(EndedRun(assembly.setup, progress.server, states, algorithm))

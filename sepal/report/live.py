@@ -6,7 +6,6 @@ can reach the port, too.
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import secrets
@@ -17,18 +16,11 @@ from pathlib import Path
 
 from sepal.errors import ConfigError, SepalError
 from sepal.operation.listener import Listener, Page
-from sepal.report.page import live_parts, render
-from sepal.report.state import state
+from sepal.report.page import live_parts, render, waiting
 from sepal.study.comparison import Comparison, read_comparison
 from sepal.study.runs import naming
 
 LOCAL = "127.0.0.1"
-WAITING = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
-    '<meta name="color-scheme" content="light dark"><meta name="viewport" content="width=device-width">'
-    "<title>{title}</title><style>body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 1.5rem 1rem }}</style>"
-    "<h1>{title}</h1><p>Waiting for the first round.{state}"
-)
 
 
 def open_in_browser(url: str) -> bool:
@@ -98,7 +90,7 @@ class Handler(Page):
             comparison = self.server.read()
             if any(result.stored.lines for result in comparison.results):
                 return render(comparison, live=True)
-            return WAITING.format(title=html.escape(comparison.title), state="".join(state(comparison)))
+            return waiting(comparison)
 
     def _data(self) -> str:
         try:

@@ -38,9 +38,8 @@ def _of_one_run(variant: Variant) -> Iterator[str]:
     mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
     if mean and low:
         measure = variant.measure
-        worst = "lowest" if measure.higher else "worst"
         words = f"{variant.label}: {mean.with_unit(measure)} mean {measure.name} over clients, {low.with_unit(measure)}"
-        yield f"{words} for the {worst} tenth,"
+        yield f"{words} for the worst 10 %,"
         yield f"with {_sent(variant)} MB (deployed models: {variant.deployed})."
 
 

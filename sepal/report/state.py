@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import time
-from collections.abc import Iterator
 
 from sepal.report.data import with_cell
 from sepal.report.sentences import first_point
@@ -16,17 +14,19 @@ SILENT = 60.0  # seconds without a round, and as many usual rounds, after which 
 LISTED = 6  # runs that go on, at most, that are listed
 
 
-def state(comparison: Comparison) -> Iterator[str]:
-    """Yield how far each run is that goes on, and how many have ended, as paragraphs."""
+def state(comparison: Comparison) -> list[tuple[str, bool]]:
+    """Return sentences, each with whether its run goes on: how many runs have ended, how far each other one is."""
     going = [result for result in comparison.results if result.stored.summary is None]
     ended = len(comparison.results) - len(going)
+    sentences = []
     if len(comparison.results) == 1 and ended:
-        yield f"<p>Ended after {comparison.results[0].rounds} rounds.</p>"
+        sentences.append((f"Ended after {comparison.results[0].rounds} rounds.", False))
     elif ended:
-        yield f"<p>{ended} of {len(comparison.results)} runs have ended.</p>"
+        sentences.append((f"{ended} of {len(comparison.results)} runs have ended.", False))
     for result in going[:LISTED]:
         name = "" if len(comparison.results) == 1 else f"{with_cell(result.label, result.cell)}, seed {result.seed}: "
-        yield f'<p class="going">{html.escape(name + progress(result, time.time()))}</p>'
+        sentences.append((name + progress(result, time.time()), True))
+    return sentences
 
 
 def progress(result: RunResult, now: float) -> str:

@@ -47,10 +47,7 @@ from sepal.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.tasks.scoring import headline as headline_of
 
 NAMES = 3  # a table's names have at most this part of the width
-RUN_LEGEND = (
-    "{} on test data; bottom 10 %: of the trained model. MB of training so far; dense: the same messages "
-    "with the whole model as float32."
-)
+RUN_LEGEND = "{} on test data. MB of training so far; dense: the same messages with the whole model as float32."
 
 
 def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = None) -> None:
@@ -110,9 +107,9 @@ def headline(run: StoredRun) -> str:
 def rounds_table(run: StoredRun, yardstick: StoredRun | None = None, most: int = 12) -> Table:
     """Return accuracy and cumulative bytes by round, for at most about ``most`` evenly spaced rounds."""
     table = new_table(None)
-    names = ["round", "received\nmean", "trained\nmean", "bottom\n10 %"]
+    names = ["round", "received\nmean", "trained\nmean", "trained\nworst 10 %"]
     if yardstick:
-        names += [f"{printable(yardstick.config['method'])}\nmean", "bottom\n10 %"]
+        names += [f"{printable(yardstick.config['method'])}\nmean", "its\nworst 10 %"]
     for name in [*names, "MB\nup", "dense\nup", "MB\ndown", "dense\ndown"]:
         table.add_column(name, justify="right", no_wrap=True)
     beside = {line["round"]: line for line in yardstick.lines} if yardstick else {}
@@ -149,7 +146,7 @@ def _round_numbers() -> Iterator[int]:
 
 
 def trained(line: Line | None) -> list[str]:
-    """Return the cells of the trained view: mean and bottom decile."""
+    """Return the cells of the trained view: mean and worst 10 %."""
     return [percent(line, "trained", key) for key in ("mean", "bottom_decile")]
 
 
@@ -168,7 +165,7 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
     """Return the figures of the last full evaluation, by view; of the best round, which validation data chooses."""
     measure = run.measure
     table = new_table(f"At the end, over all clients: {measure.name}{measure.in_unit}")
-    for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "validation's\nbest (round)"):
+    for name in ("method", "view", "mean", "weighted", "std", "worst 10 %", "validation's\nbest (round)"):
         table.add_column(name, justify="left" if name in ("method", "view") else "right")
     for shown_run in (run, yardstick):
         if shown_run is None or shown_run.summary is None:
@@ -306,7 +303,7 @@ def print_text_table(
 
     if not text_table.rows:
         return
-    columns = [n for n in range(1, len(text_table.head)) if left or any(row[n] != NONE for row in text_table.rows)]
+    columns = text_table.columns(figures=not left)
     parts: list[list[int]] = [columns] if left else [[]]
     for number in [] if left else columns:
         wide = Measurement.get(console, console.options.update(max_width=1000), part([*parts[-1], number])).maximum

@@ -57,14 +57,18 @@ class TextTable:
     head: tuple[str, ...]
     rows: list[list[str]]
 
+    def columns(self, figures: bool) -> list[int]:
+        """Return the columns after the first; of ``figures``, those without one in any row are left out."""
+        return [n for n in range(1, len(self.head)) if not figures or any(row[n] != NONE for row in self.rows)]
+
 
 def accuracy_table(variants: Sequence[Variant]) -> TextTable:
-    """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
+    """Return the accuracy of a cell's variants: deployed, in each view, and of the worst 10 %."""
     rows = []
     for variant in variants:
         estimates = [*(variant.accuracy(view) for view in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
         rows.append([marked(variant), *(_text(estimate, variant.measure) for estimate in estimates)])
-    return TextTable((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
+    return TextTable((variants[0].measure.axis, *ACCURACIES, "worst 10 %\ndeployed"), rows)
 
 
 def cost_table(variants: Sequence[Variant]) -> TextTable:

@@ -40,6 +40,7 @@ def back_up(run: Path, directory: Path) -> tuple[Path, int]:
         StateError: The run has no checkpoint that can be read, the directory holds something else under its name, it
             cannot be written, or the run deletes its checkpoints faster than they can be copied.
     """
+    run = Path(os.path.abspath(run))  # "." has no name
     target, part, former = directory / run.name, directory / f".{run.name}.part", directory / f".{run.name}.former"
     if run.resolve() == target.resolve():
         raise StateError(str(directory), "another directory than that of the run", "the same")

@@ -26,7 +26,7 @@ from sepal.runs.about import check_schema, write_about
 from sepal.runs.json_lines import append, keep_until
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.privacy import check_accountant
-from sepal.runs.stored_run import ABOUT, FREE, begun, stored_about, stored_config, stored_summary
+from sepal.runs.stored_run import ABOUT, FREE, begun, started_with, stored_about, stored_config, stored_summary
 from sepal.runs.summary import plain, summarise
 from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
@@ -116,9 +116,7 @@ class RunDirectory:
                 self._check_closes_again()
             for key in {**current, **stored}:
                 if key not in self._free and begun_with.get(key) != current.get(key):
-                    expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
-                    way = f"give another --name (in Python name=), or delete {self.path}"
-                    raise ConfigError(key, expected, f"{current.get(key)!r}; {way}")
+                    raise started_with(self.path, key, begun_with.get(key), current.get(key))
             check_schema(self.path, self._assembly.info)
             if "rounds" in self._free:
                 self._reopen(begun_with["rounds"])

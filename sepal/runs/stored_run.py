@@ -41,6 +41,12 @@ def stored_config(path: Path) -> dict[str, Any] | None:
         raise StateError(str(path / "config.toml"), "a readable TOML file", reason) from None
 
 
+def started_with(path: Path, key: str, stored: Any, current: Any) -> ConfigError:
+    """Return the error of a key that is not what the run at ``path`` was started with."""
+    way = f"give another --name (in Python name=), or delete {path}"
+    return ConfigError(key, f"{stored!r}, with which the run {path.name} was started", f"{current!r}; {way}")
+
+
 def stored_summary(path: Path) -> dict[str, Any] | None:
     """Return the summary of the run at ``path``; None if the run has not ended or the file is damaged."""
     summary = _read_json(path, "summary.json")

@@ -43,6 +43,7 @@ class Contact:
         self._grid, self._run, self.connections, self._pause = grid, run, connections, pause
         self.local = isinstance(grid, LocalGrid)
         self._exchange = Exchange(grid)
+        self._protocols: dict[int, int] = {}  # node to the number in its last answer
         self._questions = Questions(self._exchange, self._query, self._read_answer, connections.silent)
         connections.tell = self._tell
         if not self.local:
@@ -133,8 +134,10 @@ class Contact:
 
     def _noted(self, node: int, reply: Reply, sender: Peer) -> Reply:
         """Return an answer with the number of its sender's protocol, and log a client of another release."""
-        if sender != ourselves() and node not in self.connections.names:
+        before = self._protocols.get(node)  # a node that was away is asked again
+        if sender != ourselves() if before is None else sender.protocol != before:
             log.info("%s has %s, this server %s", reply.client.name, sender, ourselves())
+        self._protocols[node] = sender.protocol
         return replace(reply, facts={**reply.facts, PEER: str(sender.protocol)})
 
     def _tell(self, node: int, reason: str) -> None:
@@ -155,7 +158,18 @@ class Contact:
         enough: Callable[[], bool] = lambda: False,
     ) -> dict[int, str]:
         """Send a message to each node and pass on the replies (:meth:`sepal.server.exchange.Exchange.deliver`)."""
-        return self._exchange.deliver(nodes, compose, self._group, timeout, take, enough)
+
+        def noted(node: int, records: RecordDict) -> None:
+            self._note_protocol(node, sender_of(records))
+            take(node, records)
+
+        return self._exchange.deliver(nodes, compose, self._group, timeout, noted, enough)
+
+    def _note_protocol(self, node: int, sender: Peer) -> None:
+        """Log a client of another protocol than before: with a key, an upgraded one comes back as the same node."""
+        if sender.protocol and sender.protocol != self._protocols.setdefault(node, sender.protocol):
+            self._protocols[node] = sender.protocol
+            log.info("%s has %s, this server %s", self.connections.names.get(node, node), sender, ourselves())
 
     def latecomers(self) -> Iterator[tuple[str, RecordDict]]:
         """Yield the replies that came too late since the last call, with the name of the client or node."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,19 @@ from sepal.storage.serialize import flatten
 
 MOST_GROWTH = 10.0  # in a round, of the model's norm
 MOST_TOTAL_GROWTH = 1000.0  # in a run, of W_0's norm
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """By how much a tensor of an upload has changed.
+
+    Attributes:
+        norm: The Euclidean norm of the change, over the values that were sent.
+        reference: What it is a change of, float32 (n,), at the same entries; None for an upload that is a difference.
+    """
+
+    norm: float
+    reference: npt.NDArray[np.float32] | None = None
 
 
 class Guard:
@@ -55,16 +69,20 @@ class Guard:
     def _first_scale(self) -> float:
         return max(1.0, _norm(self._setup.weights))
 
-    def refused_change(self, changes: Mapping[str, tuple[float, float]]) -> tuple[str, str] | None:
+    def refused_change(self, changes: Mapping[str, Change]) -> tuple[str, str] | None:
         """Return what was expected of an upload and what it has, for the first tensor that changes too much.
 
         Args:
-            changes: Tensor name to the norm of its change, and the norm of what it is a change of (0 for a difference).
+            changes: By tensor name.
         """
-        for name, (change, reference) in changes.items():
-            most = MOST_GROWTH * max(self._scale, reference) + self._noise
-            if not change <= most:  # also NaN
-                return f"a change of {name} by a norm of at most {most:.4g}", f"{change:.4g}"
+        for name, change in changes.items():
+            most = MOST_GROWTH * self._scale + self._noise
+            if change.norm <= most:  # as a rule: then nobody needs the norm of what it is a change of
+                continue
+            if change.reference is not None:
+                most = max(most, MOST_GROWTH * length(change.reference.astype(np.float64)) + self._noise)
+            if not change.norm <= most:  # also NaN
+                return f"a change of {name} by a norm of at most {most:.4g}", f"{change.norm:.4g}"
         return None
 
     def unusable(self, after: Any) -> str:
@@ -80,17 +98,17 @@ class Guard:
                 continue
             if before is None or before.shape != array.shape:
                 before = np.zeros_like(array)
-            change, most = _length(array - before), MOST_GROWTH * max(self._scale, _length(before)) + self._noise
+            change, most = length(array - before), MOST_GROWTH * max(self._scale, length(before)) + self._noise
             if not change <= most:
                 return f"{name} changes by a norm of {change:.4g}, expected at most {most:.4g}"
-            norm = _length(array)
+            norm = length(array)
             limit = MOST_TOTAL_GROWTH * self._first_scale + self._setup.config.rounds * self._noise
             if not norm <= limit:
                 return f"{name} has a norm of {norm:.4g}, expected at most {limit:.4g}, {MOST_TOTAL_GROWTH:g} × W_0's"
         return ""
 
 
-def _length(array: npt.NDArray[Any]) -> float:
+def length(array: npt.NDArray[Any]) -> float:
     """Return the Euclidean norm of an array; infinite or NaN where it overflows or is not finite."""
     flat = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -98,4 +116,4 @@ def _length(array: npt.NDArray[Any]) -> float:
 
 
 def _norm(weights: Mapping[str, npt.NDArray[np.float32]]) -> float:
-    return math.sqrt(sum(_length(array) ** 2 for array in weights.values()))
+    return math.sqrt(sum(length(array) ** 2 for array in weights.values()))

@@ -109,7 +109,6 @@ class Round:
         self._norm_factor = setup.config.max_update_norm or (NORM_FACTOR if start.plan.halvings else 0.0)
         self._norms: dict[str, float] = {}
         self._diverged: dict[str, str] = {}
-        self.restarted: tuple[str, ...] = ()
         self.outcome: Outcome | None = None
         self.spoilt = ""
         self._evicted: set[str] = set()
@@ -389,7 +388,7 @@ class Round:
             halvings=lowered,
             lowered_until=self._lowered_until if lowered else 0,
             best_round=self._start.best_round,
-            restarted=tuple(sorted({*(before.restarted if before else ()), *self.restarted})),
+            restarted=tuple(sorted({*(before.restarted if before else ()), *self._start.state.restarting})),
         )
 
 

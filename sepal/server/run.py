@@ -117,7 +117,8 @@ class ServerRun:
             expected = "refuse with privacy.noise: ε would leave out what these clients have sent since then"
             raise ConfigError("lost-states", expected, f"restart of {', '.join(names[:5])}")
         versions = {name: version for name, version in self.state.versions.items() if name not in names}
-        self.state = replace(self.state, versions=versions)
+        restarting = tuple(sorted({*self.state.restarting, *names}))  # for the round's record, also after a kill
+        self.state = replace(self.state, versions=versions, restarting=restarting)
         self.store.checkpoint(self.state)
 
     def samples(self, round: int) -> bool:

@@ -36,6 +36,8 @@ class RunState:
         evicted: Sorted names of the clients that an operator has evicted; they take no further part.
         began: Client name to the number of training examples with which it began, of those whose data have changed
             (``data-changes = "accept"``); ``roster`` has the numbers of now.
+        restarting: Sorted names of the clients that had lost the version of their state, and start again as newcomers
+            in the next round.
     """
 
     run: str
@@ -49,6 +51,7 @@ class RunState:
     novel: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()
     began: Mapping[str, int] = field(default_factory=dict, metadata=SPARING)
+    restarting: tuple[str, ...] = field(default=(), metadata=SPARING)
 
     @property
     def members(self) -> list[str]:
@@ -82,7 +85,7 @@ class RoundRecord:
         lowered_until: The last round that is to have that learning rate.
         undone: Whether the round is to be repeated: the record then has what the undone attempts have cost, and no
             reply.
-        restarted: Names of the clients that had lost the version of their state, and start again as newcomers.
+        restarted: Names of the clients that had lost the version of their state, and started again as newcomers.
         best_round: In the closing round of a run with ``final-model = "best"``, the round whose full evaluation was
             best: what it started from is evaluated again; else 0.
     """
@@ -227,5 +230,6 @@ def advance(
         versions={**start.state.versions, **versions},
         closed=start.closing,
         evicted=record.evicted,
+        restarting=(),
     )
     return after, metrics

@@ -209,13 +209,12 @@ class SepalStrategy:
         present = contact.online()
         contact.refresh(None if drawn is None else present)
         joined, stores = connections.newcomers(run.state.roster)
-        restarted = self._restarted()
+        self._restart_lost()
         halvings, until = run.lowered(run.state.round + 1)
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
         if start.closing:
             run.check_trained()
         round = Round(start, run.setup, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
-        round.restarted = restarted
         self._refuse_lost(round.waiting)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
@@ -250,17 +249,17 @@ class SepalStrategy:
         self._finish(record, start, round.uploads, round.outcome)
         self._spent = time.monotonic() - ended
 
-    def _restarted(self) -> tuple[str, ...]:
-        """Return the clients that had lost the version of their state, and are newcomers from now on."""
+    def _restart_lost(self) -> None:
+        """Let the clients that have lost the version of their state be newcomers from now on, if the run says so."""
         run = self._run
         lost = sorted(self._connections.lost - set(run.state.evicted))
-        if not lost or run.config.lost_states == "refuse":
-            return ()
+        keeps = run.config.privacy.noise and run.config.on_missing == "skip"  # no client ends the run for the others
+        if not lost or run.config.lost_states == "refuse" or keeps:
+            return
         run.restart(lost)
         self._connections.lost.clear()
         words = "round %d: %d clients lack their state of that time and start again from the server's model: %s"
         log.warning(words, run.state.round + 1, len(lost), _few(lost))
-        return tuple(lost)
 
     def _refuse_lost(self, asked: Collection[str]) -> None:
         """End the run before a round whose orders cannot be followed; under ``skip`` it goes on without these clients.

@@ -16,6 +16,7 @@ from sepal.protocol.messages import Content
 from sepal.protocol.payloads import unseal
 from sepal.protocol.types import ClientInfo, Kind, Payload, Upload, Weights
 from sepal.server.downloads import Downloads, payload_bytes, room
+from sepal.server.guard import Change, length
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.storage.bounded import BoundedCache
@@ -65,13 +66,10 @@ class RoundUploads:
             name: The client.
             content: Its upload, if it has not been stored yet.
         """
-        return math.sqrt(sum(change**2 for change, _ in self.changes(name, content).values()))
+        return math.sqrt(sum(change.norm**2 for change in self.changes(name, content).values()))
 
-    def changes(self, name: str, content: Content | None = None) -> dict[str, tuple[float, float]]:
-        """Return the norms of the change and of its reference, for each tensor with values that ``name`` uploads.
-
-        The reference is what the client trained from; 0 for an upload that is a difference. See :meth:`norm`.
-        """
+    def changes(self, name: str, content: Content | None = None) -> dict[str, Change]:
+        """Return the change of each tensor with values that ``name`` uploads from what the client trained from."""
         start, payload = self._start, self._decoded.get(name) or self._decode(name, content or self._read(name))
         reference: Weights = {}
         if isinstance(start.algorithm, HasReference):
@@ -118,22 +116,15 @@ class RoundUploads:
             yield Upload(self._start.state.roster[name], payload)
 
 
-def _change(tensor: SparseTensor, reference: npt.NDArray[np.float32] | None) -> tuple[float, float]:
-    """Return the norms of (value - reference) over the entries of ``tensor``, and of the reference at them.
-
-    A reference of another shape does not count.
-    """
+def _change(tensor: SparseTensor, reference: npt.NDArray[np.float32] | None) -> Change:
+    """Return the change of ``tensor`` from ``reference``. A reference of another shape does not count."""
     change = values(tensor)
     if reference is None or reference.shape != tensor.shape:
-        return _norm(change.astype(np.float64)), 0.0
+        return Change(length(change.astype(np.float64)))
     at_entries = reference.reshape(-1)
     if tensor.index is not None:
         at_entries = at_entries[tensor.index]
-    return _norm(np.subtract(change, at_entries, dtype=np.float64)), _norm(at_entries.astype(np.float64))
-
-
-def _norm(numbers: npt.NDArray[np.float64]) -> float:
-    return math.sqrt(float(np.dot(numbers, numbers)))
+    return Change(length(np.subtract(change, at_entries, dtype=np.float64)), at_entries)
 
 
 def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, setup: RunSetup) -> RoundUploads:

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
 
 from sepal.errors import DamagedError, StateError
 from sepal.storage.regular import check_regular
@@ -46,13 +45,30 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
             metadata = file.metadata()
             if (written := metadata.get("format", FORMAT)) != FORMAT:
                 raise StateError(str(path), f"a state of format {FORMAT}", f"{written}, of another release of Sepal")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = tensors_of(file)
             text = metadata["sepal"]
         if not isinstance(json.loads(text), dict):
             raise ValueError("its text is no JSON object")
         return arrays, text
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError) as reason:
         raise DamagedError(str(path), "a readable state file", f"{type(reason).__name__}: {reason}") from None
+
+
+def tensors_of(file: Any) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an open safetensors file by name.
+
+    Raises:
+        TypeError: One is of a type that NumPy lacks. Which other error the library raises depends on what is imported.
+    """
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118
+        try:
+            arrays[name] = file.get_tensor(name)
+        except AttributeError as reason:
+            raise TypeError(f"{name}: {reason}") from None
+        if arrays[name].dtype.kind not in "biuf":  # bfloat16, once `ml_dtypes` is imported, as `onnx` does
+            raise TypeError(f"{name}: data type {arrays[name].dtype}")
+    return arrays
 
 
 def write_tensors(
@@ -229,12 +245,9 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     """
     try:
         check_regular(path)
-        arrays = dict(load_file(path))
-        # bfloat16 is a TypeError, or, once `ml_dtypes` is imported, as `onnx` does, a type that torch cannot take
-        if odd := {str(array.dtype) for array in arrays.values() if array.dtype.kind not in "biuf"}:
-            raise TypeError(f"data types {', '.join(sorted(odd))}")
-        return arrays
-    except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as reason:
+        with safe_open(path, "np") as file:
+            return tensors_of(file)
+    except (OSError, SafetensorError, ValueError, TypeError) as reason:
         raise StateError(str(path), "a safetensors file", f"{type(reason).__name__}: {reason}") from None
 
 

@@ -195,7 +195,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    if directory.is_symlink() or not directory.is_dir():
+    if os.path.islink(directory) or not os.path.isdir(directory):  # pathlib raises errors for odd names
         return []
     check_owner(directory)
     with os.scandir(directory) as entries:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.config import Flat, RunConfig, key_types, parse
+from sepal.config import Flat, Mark, RunConfig, key_types, marked, parse
+from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
-from sepal.runs.stored_run import FREE, begun, stored_config
+from sepal.runs.stored_run import FREE, begun, started_with, stored_config
 from sepal.storage.regular import expanded
 from sepal.storage.toml_text import parse_toml
 
@@ -34,11 +35,25 @@ def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, Va
     return {**stored(explicit, base), **explicit}
 
 
-def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, out: str | None) -> Flat:
+def gather_to_serve(
+    config: Path | None,
+    sets: Sequence[str],
+    name: str | None,
+    out: str | None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Flat:
     """Return the flat keys of a run of Flower's processes: :func:`gather`, with ``out`` absolute.
 
     Those processes have another working directory. ``out`` is not taken from a stored run, whose directory may have
-    been moved. Unless a key says otherwise, there are as many clients as owners of examples, or else two.
+    been moved. Unless a key says otherwise, there are as many clients as owners of examples, or else two, and images of
+    several sizes are brought to one, which clients are sent.
+
+    Args:
+        config: As in :func:`gather`.
+        sets: As in :func:`gather`.
+        name: As in :func:`gather`.
+        out: The run directories' directory.
+        tell: Called with the line that says what images are brought to.
 
     Raises:
         ConfigError: A file or a value cannot be read.
@@ -46,22 +61,28 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
     base = Path.cwd()
     where = out or _explicit(config, sets).get("out", RunConfig.model_fields["out"].default)
     absolute = str(base / expanded("out", where)) if isinstance(where, str) else None  # another type is refused later
-    flat = gather(config, sets, {"name": name, "out": absolute}, base)
-    return flat if "clients" in flat else {"clients": _owners(flat) or 2, **flat}
+    gathered = gather(config, sets, {"name": name, "out": absolute}, base)
+    flat = {key: value for key, value in gathered.items() if key not in NOT_SET or value != NOT_SET[key]}
+    return {"clients": 2, **_from_files(flat, tell), **flat}
 
 
-def _owners(flat: Flat) -> int:
-    """Return how many owners the examples of the run's files have; 0 where they have none."""
+def _from_files(flat: Flat, tell: Callable[[str], None]) -> dict[str, Value]:
+    """Return the keys that the run's files decide unless they are set: the number of clients, and images' size."""
     from sepal.data.sources import FILES
 
-    if flat.get("dataset") not in FILES:
-        return 0
+    if flat.get("dataset") not in FILES or NOT_SET.keys() <= flat.keys():
+        return {}
     from sepal.data import federated_data
+    from sepal.data.federation import as_read
     from sepal.data.owners import owner_count  # it imports Flower
     from sepal.strategies.registry import Hypers
 
     keys, _ = parse(flat, Hypers())
-    return owner_count(keys, federated_data(keys))
+    data = federated_data(keys)
+    size, owners = as_read(keys, data).folder.resize, owner_count(keys, data)
+    if size != keys.folder.resize:
+        tell(data.info.notes[0])
+    return {"folder.resize": size, **({"clients": owners} if owners else {})}
 
 
 def _explicit(config: Path | None, sets: Sequence[str]) -> Flat:
@@ -72,6 +93,9 @@ def stored(explicit: Flat, base: Path) -> Flat:
     """Return the keys with which a run of this name was started, so that ``--name`` alone continues it.
 
     Nothing is taken from a run that has not begun if other keys are given: its defaults may not suit them.
+
+    Raises:
+        ConfigError: A run of this name has begun with another method, data set or task.
     """
     name, out = explicit.get("name"), explicit.get("out", RunConfig.model_fields["out"].default)
     if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
@@ -82,7 +106,11 @@ def stored(explicit: Flat, base: Path) -> Flat:
         return {}
     from sepal.strategies.registry import as_begun
 
-    return as_begun(config)
+    begun_with = as_begun(config)
+    for key in marked(RunConfig, Mark.DECIDING):
+        if key in explicit and key in begun_with and explicit[key] != begun_with[key]:
+            raise started_with(path, key, begun_with[key], explicit[key])
+    return begun_with
 
 
 def read_file(path: Path) -> Flat:

@@ -16,7 +16,7 @@ from sepal.storage.regular import expanded, is_regular, read_text
 from sepal.user_modules import in_own_code
 
 if TYPE_CHECKING:
-    from sepal.export.client_model import ClientModel
+    from sepal.export.extraction import ClientModel
 
 # What Python, NumPy and torch raise for values of other types, numbers or shapes than a run writes.
 UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -167,7 +167,8 @@ def model_of(
         ConfigError: The run has no such client, its model cannot be exported, or it names code that is not allowed.
     """
     from sepal.config.elsewhere import check_code
-    from sepal.export.client_model import client_model, common_model
+    from sepal.export.client_model import client_model
+    from sepal.export.common_model import common_model
     from sepal.names import client_name
     from sepal.runs.stored_run import read_run, stored_config
 

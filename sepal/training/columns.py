@@ -78,8 +78,8 @@ def read_batches(x: Part, y: Part, batches: Sequence[torch.Tensor]) -> Iterator[
     if not isinstance(x, StreamColumn) and not isinstance(
         y, StreamColumn
     ):  # once for all batches: a device copies them faster
-        order = torch.cat(list(batches)).to(x.device)
-        yield from zip(*(torch.split(part[order], [len(b) for b in batches]) for part in (x, y)), strict=True)
+        order, sizes = torch.cat(list(batches)).to(x.device), [len(places) for places in batches]
+        yield from zip(torch.split(x[order], sizes), torch.split(y[order], sizes), strict=True)
         return
     if not isinstance(x, StreamColumn):
         for places in batches:

@@ -95,6 +95,8 @@ def load_state(optimizer: Optimizer, module: nn.Module, state: OptimizerState) -
     Raises:
         ModelError: An array is unknown or has a different shape, or one of a parameter's arrays is missing.
     """
+    if not state:
+        return
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     parameters = {name: parameter for name, parameter in module.named_parameters() if parameter in trained}
     keys = optimizer.KEPT

@@ -164,6 +164,8 @@ class Trainer:
 
     def _keep(self, module: nn.Module) -> None:
         """Keep the buffers that the training of ``module`` has moved."""
+        if all(network.state.empty for network in self.in_use.values()):
+            return
         for network in self._trained(module):
             self.local = network.state.kept(self.local)
 
@@ -232,11 +234,12 @@ class Trainer:
             for network in self._trained(module):  # what cannot be captured is noticed by trying, too
                 network.state.restore(self.local)
         begun, mean, examples = time.monotonic(), torch.zeros((), device=self.device), 0
+        weights = list(module.parameters())  # looked for once, because that takes as long as a small model's step
         with self.randomness(round, purpose):
             for epoch in range(1, passes + 1):
                 mean.zero_()
                 for x, y in self.batches(round, purpose, epoch, smallest):
-                    module.zero_grad(set_to_none=True)  # also of parameters that are not trained: hooks may read them
+                    _drop_gradients(weights)  # also of parameters that are not trained: hooks may read them
                     optimizer.zero_grad()
                     with self.cast():
                         loss = objective(module, x, y)
@@ -357,3 +360,8 @@ class Trainer:
         figures |= self.reports
         self.seconds, self.steps, self.multiply_adds, self.reports = 0.0, 0, 0.0, {}
         return figures
+
+
+def _drop_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None

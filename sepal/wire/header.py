@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -22,6 +24,7 @@ MAX_HEADER_BYTES = 262_144
 MAX_TENSORS = 4_096
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**31 - 1
+HEADERS_KEPT = 4  # clients of a round send the same headers, as a rule, and one may be of 262,144 bytes
 
 _PREAMBLE = struct.Struct("<5sBI")  # magic, version, length of the header
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,254}")
@@ -113,6 +116,11 @@ def write_header(entries: list[TensorHeader]) -> bytes:
     Raises:
         WireError: A limit of the format is exceeded.
     """
+    return _written(tuple(entries))
+
+
+@lru_cache(HEADERS_KEPT)
+def _written(entries: tuple[TensorHeader, ...]) -> bytes:
     _check_entries(entries)
     header: bytes = _message(entries).SerializeToString(deterministic=True)
     if len(header) > MAX_HEADER_BYTES:
@@ -137,9 +145,7 @@ def inspect(data: bytes) -> Contents:
         limit = f"at most {MAX_HEADER_BYTES} and within {len(data)} bytes"
         raise WireError("header length", limit, str(length))
     start = _PREAMBLE.size + length
-    entries = _read_entries(bytes(data[_PREAMBLE.size : start]))
-    _check_entries(entries)
-    contents = Contents(start, tuple(entries))
+    contents = Contents(start, _read_entries(bytes(data[_PREAMBLE.size : start])))
     if len(data) != contents.total_bytes:
         raise WireError("payload length", str(contents.total_bytes), str(len(data)))
     return contents
@@ -159,7 +165,7 @@ def check_name_and_shape(name: str, shape: tuple[int, ...]) -> None:
         raise WireError(f"{name} shape", f"at most {MAX_SIZE} entries", str(shape))
 
 
-def _message(entries: list[TensorHeader]) -> pb.Header:
+def _message(entries: Sequence[TensorHeader]) -> pb.Header:
     return pb.Header(
         tensors=[
             pb.Tensor(
@@ -178,7 +184,8 @@ def _message(entries: list[TensorHeader]) -> pb.Header:
     )
 
 
-def _read_entries(header: bytes) -> list[TensorHeader]:
+@lru_cache(HEADERS_KEPT)
+def _read_entries(header: bytes) -> tuple[TensorHeader, ...]:
     try:
         message = pb.Header.FromString(header)
     except (DecodeError, ValueError) as error:
@@ -188,7 +195,9 @@ def _read_entries(header: bytes) -> list[TensorHeader]:
     message.DiscardUnknownFields()
     if message.SerializeToString(deterministic=True) != header:
         raise WireError("header", "canonical protobuf without unknown fields", "another form")
-    return [_read_entry(tensor) for tensor in message.tensors]
+    entries = tuple(map(_read_entry, message.tensors))
+    _check_entries(entries)
+    return entries
 
 
 def _read_entry(tensor: pb.Tensor) -> TensorHeader:
@@ -210,7 +219,7 @@ def _read_entry(tensor: pb.Tensor) -> TensorHeader:
     )
 
 
-def _check_entries(entries: list[TensorHeader]) -> None:
+def _check_entries(entries: Sequence[TensorHeader]) -> None:
     if len(entries) > MAX_TENSORS:
         raise WireError("header", f"at most {MAX_TENSORS} tensors", str(len(entries)))
     names: set[str] = set()

@@ -1,6 +1,6 @@
 """DM-PFL and DM-PFL+: dual-masked personalized federated learning. Zhang et al., KDD 2023."""
 
-from sepal.method.learned import Reader
+from sepal.method.readers import Reader
 from sepal.strategies.dmpfl.contract import Hyper
 from sepal.strategies.registration import register
 
@@ -11,5 +11,5 @@ DmPfl = register(
     "sepal.strategies.dmpfl.server:DmPflServer",
     "sepal.strategies.dmpfl.client:DmPflClient",
     Hyper,
-    learned={"masks": Reader("sepal.strategies.dmpfl.learned:masks", "DM-PFL, Figure 6")},
+    learned={"masks": Reader("sepal.strategies.dmpfl.mask_reader:masks", "DM-PFL, Figure 6")},
 )

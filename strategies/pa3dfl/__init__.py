@@ -1,6 +1,6 @@
 """Pa3dFL: selective knowledge sharing under capacity heterogeneity. Wang, Wang, Peng, Wang, Wang, 2024."""
 
-from sepal.method.learned import Reader
+from sepal.method.readers import Reader
 from sepal.strategies.pa3dfl.contract import Hyper
 from sepal.strategies.registration import register
 
@@ -12,5 +12,5 @@ Pa3dFL = register(
     "sepal.strategies.pa3dfl.client:Pa3dFLClient",
     Hyper,
     starts_from="factors of its own",
-    learned={"vectors": Reader("sepal.strategies.pa3dfl.learned:embeddings", "Pa3dFL's embeddings")},
+    learned={"vectors": Reader("sepal.strategies.pa3dfl.embedding_reader:embeddings", "Pa3dFL's embeddings")},
 )

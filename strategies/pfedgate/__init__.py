@@ -1,6 +1,6 @@
 """pFedGate: sparse models made per example, batch or client by a private gating layer. Chen et al., ICML 2023."""
 
-from sepal.method.learned import Reader
+from sepal.method.readers import Reader
 from sepal.strategies.pfedgate.contract import Hyper
 from sepal.strategies.registration import register
 
@@ -12,8 +12,8 @@ PFedGate = register(
     "sepal.strategies.pfedgate.client:PFedGateClient",
     Hyper,
     learned={
-        "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks", examples=True),
-        "vectors": Reader("sepal.strategies.pfedgate.learned:gates", "pFedGate's gates, its Figure 4"),
+        "masks": Reader("sepal.strategies.pfedgate.gate_reader:masks", "pFedGate's blocks", examples=True),
+        "vectors": Reader("sepal.strategies.pfedgate.gate_reader:gates", "pFedGate's gates, its Figure 4"),
     },
     defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

@@ -1,6 +1,6 @@
 """Sub-FedAvg, unstructured and hybrid: clients prune their models step by step. Vahidian et al., 2021."""
 
-from sepal.method.learned import Reader
+from sepal.method.readers import Reader
 from sepal.strategies.registration import register
 from sepal.strategies.subfedavg.contract import Hyper
 
@@ -12,7 +12,7 @@ SubFedAvg = register(
     "sepal.strategies.subfedavg.client:SubFedAvgClient",
     Hyper,
     learned={
-        "masks": Reader("sepal.strategies.subfedavg.learned:masks", "Sub-FedAvg's masks"),
-        "pruning": Reader("sepal.strategies.subfedavg.learned:courses", "Sub-FedAvg, Figure 1"),
+        "masks": Reader("sepal.strategies.subfedavg.pruning_reader:masks", "Sub-FedAvg's masks"),
+        "pruning": Reader("sepal.strategies.subfedavg.pruning_reader:courses", "Sub-FedAvg, Figure 1"),
     },
 )

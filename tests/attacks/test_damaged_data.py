@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from sepal.config import FolderSettings, HubReading, HubSettings
+from sepal.config import FolderSettings, HubReading, HubSettings, RunConfig
 from sepal.data import load
+from sepal.data.inspecting import inspect
 from sepal.data.schema import read_schema
 from sepal.data.sources import femnist, folder, har, hub, imdb
 from sepal.data.sources.idx import read_idx
@@ -156,6 +157,68 @@ def test_damaged_bytes_end_in_one_line(kind, tmp_path, little_memory):
             refusals.append(str(error))
     assert refusals
     assert not [words for words in refusals if "\n" in words]
+
+
+NAME = 1_000_000 * "x"  # NumPy would give each row of an array of texts as much room
+ROWS = 5_000
+
+
+def owners_in_csv(directory):
+    lines = "".join(f"{row},p{row % 4},{row % 2}\n" for row in range(ROWS))
+    (directory / "a.csv").write_text(f"a,person,label\n1,{NAME},0\n{lines}", encoding="utf-8")
+    folder.read(directory)
+
+
+def owners_in_leaf(directory):
+    (directory / "femnist" / "train").mkdir(parents=True)
+    rows = {"x": ROWS // 10 * [784 * [0]], "y": ROWS // 10 * [0]}
+    content = {"users": [NAME, "b"], "user_data": {NAME: {"x": [784 * [0]], "y": [0]}, "b": rows}}
+    (directory / "femnist" / "train" / "a.json").write_text(json.dumps(content))
+    femnist.read(directory)
+
+
+def owners_of_femnist(directory):
+    (directory / "femnist").mkdir()
+    image = {"bytes": encoded("PNG", (28, 28)), "path": None}
+    columns = {"image": ROWS * [image], "writer_id": [NAME, *(ROWS - 1) * ["a"]], "character": ROWS * [0]}
+    parquet.write_table(pa.table(columns), directory / "femnist" / "a.parquet")
+    femnist.read(directory)
+
+
+def of_a_hub_column(column, cells, **keys):
+    def read(directory):
+        columns = {"a": ROWS * [1.0], "label": ROWS * [0.5], column: cells}
+        parquet.write_table(pa.table(columns), directory / "train-0.parquet")
+        hub.read(directory, HubReading(hf=HubSettings(test="", **keys), task="regression"))
+
+    return read
+
+
+LONG = {
+    "csv": owners_in_csv,
+    "leaf": owners_in_leaf,
+    "parquet of femnist": owners_of_femnist,
+    "owners of the hub": of_a_hub_column("who", [NAME, *(ROWS - 1) * ["a"]], person="who"),
+    "bytes as owners": of_a_hub_column("who", [NAME.encode(), *(ROWS - 1) * [b"a"]], person="who"),
+    "lists as owners": of_a_hub_column("who", [[NAME], *(ROWS - 1) * [["a"]]], person="who"),
+    "targets of the hub": of_a_hub_column("label", [NAME, *(ROWS - 1) * ["a"]]),
+    "inputs of the hub": of_a_hub_column("words", [NAME, *(ROWS - 1) * ["a"]], inputs="words"),
+    "lists of the hub": of_a_hub_column("words", [[NAME], *(ROWS - 1) * [["a"]]], inputs="words"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_one_long_text_of_a_small_file_fills_no_memory(name, tmp_path, little_memory):
+    with pytest.raises(DataError) as caught:
+        LONG[name](tmp_path)
+    assert "allocate" not in str(caught.value)
+
+
+def test_a_long_text_in_a_column_that_may_be_the_owners_fills_no_memory(tmp_path, little_memory):
+    lines = "".join(f"{row},p{row % 4},{row % 2}\n" for row in range(ROWS))
+    (tmp_path / "a.csv").write_text(f"a,patient_id,label\n1,{NAME},0\n{lines}", encoding="utf-8")
+    found = inspect(RunConfig(dataset="folder", data_dir=str(tmp_path), clients=2))
+    assert any("folder.person = patient_id" in hint for hint in found.hints)
 
 
 def piped(directory, name):

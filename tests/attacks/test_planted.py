@@ -35,7 +35,7 @@ from sepal.export.portable import FORMAT, Origin, load, save
 from sepal.models.weights import read_weights
 from sepal.report.data import datasets
 from sepal.report.live import ReportServer
-from sepal.report.page import _json, _overview
+from sepal.report.page import live_parts, render, waiting
 from sepal.runs.stored_run import read_run
 from sepal.server.run_store import evict
 from sepal.strategies.assembly import assemble
@@ -247,11 +247,20 @@ def test_a_comparison_with_another_view_or_target_is_refused(keys, tmp_path):
 
 
 def test_a_report_holds_no_markup_of_a_runs_files(tmp_path):
-    directory = index(tmp_path / "c", title=SCRIPT, runs=[{"name": "a", "label": SCRIPT, "cell": SCRIPT}])
-    comparison = read_comparison([str(directory)])
-    assert "<img" not in "".join(_overview(replace(comparison, view=SCRIPT)))
-    assert "<" not in _json({"label": "<!--<script>"}), "it would hide the end of the script element"
-    assert json.loads(_json({"label": "<!--<script>"})) == {"label": "<!--<script>"}
+    """Not in a page, in what a page that grows is sent, or in the page before the first round; nor in its JSON."""
+
+    def pages(directory, text):
+        rows = [{"name": "a", "label": text, "cell": text}, {"name": "a", "label": f"{text}2", "cell": f"{text}2"}]
+        comparison = read_comparison([str(index(directory, title=text, runs=rows, notes=[text]))])
+        (directory / "a" / "summary.json").unlink()
+        going = read_comparison([str(directory)])
+        parts = [part for part in live_parts(going).values() if isinstance(part, str)]
+        return [render(comparison), render(going, live=True), waiting(going), *parts]
+
+    plain, planted = pages(tmp_path / "plain", "word"), pages(tmp_path / "planted", f"<!--<script>'\"{SCRIPT}")
+    for tag in ("<img", "<!--", "<script", "onerror=alert(1)>"):
+        assert [page.count(tag) for page in planted] == [page.count(tag) for page in plain], tag
+    assert "&lt;img src=x" in planted[0]
 
 
 def summarised(path, change):
@@ -317,6 +326,8 @@ def test_an_eviction_is_not_stopped_by_damaged_records(tmp_path):
     (records / "7 (copy)").mkdir(parents=True)
     (records / "000003").write_text("x")
     (records / "000004").write_bytes(b"\xff")
+    (records / "000005").write_text(f"x\n{'[' * 100_000}")
+    (records / "000006").write_text('x\n{"record": {"joined": [{"name": 5}, {"name": null}, {"name": [1]}]}}')
     evict(tmp_path, "client-1")
     assert (tmp_path / "evicted" / "client-1").exists()
 

@@ -69,7 +69,7 @@ def test_a_model_that_cannot_be_made_leaves_the_last_one_and_the_run(ask, tmp_pa
     def fail(*arguments):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("sepal.export.client_model.load", fail)
+    monkeypatch.setattr("sepal.export.extraction.load", fail)
     assert "trained.correct" in ask(True, file).metrics
     assert file.read_text() == "the last one"
     assert list(tmp_path.glob(".sepal-*")) == []

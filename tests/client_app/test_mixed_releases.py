@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from flwr.app import Context, Message, RecordDict
 
@@ -15,6 +17,8 @@ from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from tests.contract.fakes import FAKES
+from tests.contract.harness import Federation, Nodes
 from tests.sepal.example_messages import changed
 
 RUN = {"dataset": "digits", "clients": 2, "method": "fedavg"}
@@ -35,6 +39,37 @@ def ask(tmp_path, monkeypatch):
 
     yield lambda run_config, protocol: ask(run_config, protocol).content
     app._shared.cache_clear()
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["by its reply", "by its answer to a query"])
+def test_a_client_that_comes_back_upgraded_as_the_same_node_is_named_once(asked, monkeypatch, caplog):
+    """As with a node key. A node without one comes back as another node, which is asked who it is."""
+    caplog.set_level(logging.INFO, "sepal")
+
+    class Upgrading(Nodes):
+        arrange = wait = None
+        away = 4 * asked
+
+        def get_node_ids(self):
+            if strategy.progress.round == 1 and self.away:
+                self.away -= 1
+                return [node for node in super().get_node_ids() if self._federation.nodes[node] != "client-1"]
+            return super().get_node_ids()
+
+        def answer(self, message):
+            upgraded = (
+                self._federation.nodes[message.metadata.dst_node_id] == "client-1" and strategy.progress.round > 0
+            )
+            with monkeypatch.context() as patch:
+                patch.setattr(peer, "PROTOCOL", peer.PROTOCOL + upgraded)
+                return super().answer(message)
+
+    federation = Federation(FAKES["queue"][0], rounds=4)
+    strategy = federation.server()
+    strategy.start(Upgrading(federation))
+    (line,) = [line for line in caplog.messages if "has protocol" in line]
+    upgraded = peer.Peer(peer.PROTOCOL + 1, peer.ourselves().sepal if asked else "")  # replies do not name a release
+    assert line == f"client-1 has {upgraded}, this server {peer.ourselves()}"
 
 
 def rows(records):

@@ -7,7 +7,7 @@ import shutil
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.export.client_model import newest_state
+from sepal.export.stored_states import newest_state
 from sepal.runs.stored_run import read_run
 from sepal.server.run_store.disk import read_checkpoint
 from sepal.strategies import registry

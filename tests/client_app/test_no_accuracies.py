@@ -90,6 +90,30 @@ def test_a_number_of_examples_tells_no_label_counts_of_a_nodes_own_files(keys, t
         examples(True, **keys)
 
 
+def test_keys_that_name_classes_tell_which_of_them_occur(tmp_path, monkeypatch):
+    """Not defended: which classes occur follows from the digest of their names as well."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
+    enter_run()
+    rows = [f"{n},{n % 7},{('well', 'ill')[n % 2]}" for n in range(40)]
+    (tmp_path / "data.csv").write_text("a,b,label\n" + "\n".join(rows) + "\n")
+
+    def is_refused(classes):
+        records = write_order(Order("0" * 32, Kind.QUERY, Plan(0)), Content())
+        node = {"partition-id": 0, "num-partitions": 1, "data-dir": str(tmp_path), "no-accuracies": True}
+        run = {
+            "method": "fedavg",
+            "dataset": "folder",
+            "clients": 1,
+            "partition.name": "iid",
+            "folder.classes": classes,
+        }
+        message = Message(records, dst_node_id=1, message_type="query")
+        return "error" in handle(message, Context(1, 1, node, RecordDict(), run)).content
+
+    assert [is_refused(classes) for classes in ("ill,well", "ill,well,dead", "dead,well")] == [False, False, True]
+
+
 # A value, other than the default, of each key that deals or splits data or whose description speaks of labels.
 TRIED = {
     **{f"partition.{key}": value for key, value in {"alpha": 0.01, "lambda": 0.5, "classes": 1, "shards": 1}.items()},

@@ -19,12 +19,21 @@ from sepal.engines.flower import rejoining
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, StateError
 from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.types import Kind, Plan
+from sepal.protocol.payloads import seal
+from sepal.protocol.types import ClientInfo, Kind, Plan
 from sepal.runs.privacy import epsilon
+from sepal.strategies.assembly import assemble
 from sepal.training.trainer import Trainer
 
 RUN = {"dataset": "digits", "clients": 2, "partition.subsample": 100, "privacy.clip": 1.0, "privacy.noise": 1.0}
 WORDS = r"uploads: expected at most 2 over all runs, as this node demands .*, got a request for one more"
+
+
+def downloaded(round):
+    """The first weights, as a server sends them after round 1."""
+    assembly = assemble({**RUN, "method": "fedavg"})
+    server = assembly.method.make_server(assembly.setup)
+    return seal(server.newcomer(server.init(), ClientInfo("a", 50), Plan(round)))
 
 
 @pytest.fixture
@@ -33,9 +42,10 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
     enter_run()
 
-    def send(run, most, partition=0, kind=Kind.TRAIN, **keys):
-        order = Order(f"{run:032x}", kind, Plan(1), views=("received",))
-        message = Message(write_order(order, Content()), dst_node_id=1, message_type="train")
+    def send(run, most, partition=0, kind=Kind.TRAIN, round=1, views=("received",), **keys):
+        order = Order(f"{run:032x}", kind, Plan(round), views=views)
+        content = Content() if round == 1 else downloaded(round)
+        message = Message(write_order(order, content), dst_node_id=1, message_type="train")
         node = {"partition-id": partition, "num-partitions": 2, "most-uploads": most}
         context = Context(1, 1, node, RecordDict(), {**RUN, "method": "fedavg", **keys})
         return read_reply(handle(message, context).content)[1].data
@@ -50,6 +60,19 @@ def test_a_server_that_asks_under_many_run_ids_gets_no_more_than_the_operator_al
             train(run, 2)
     assert [train(run, 2) for run in (1, 2)] == sent, "what was sent before may be sent again: it has the same bits"
     assert train(3, 3)
+
+
+def test_a_server_that_has_gone_back_to_a_copy_gets_no_other_upload_of_an_earlier_round(train):
+    """The server's count of uploads is as old as its copy, so nobody's ε would have it."""
+    sent = [train(1, 0, round=round) for round in (3, 4)]
+    with pytest.raises(StateError, match="went-back: expected a round after those it answered"):
+        train(1, 0, round=3, views=())
+    assert [train(1, 0, round=round) for round in (3, 4)] == sent, "the same bits may be sent again"
+    train(1, 0, round=4, views=())  # as after a kill within the round
+    train(2, 0, round=3)  # of another run
+    free = {"privacy.noise": 0.0, "privacy.clip": 0.0}
+    train(3, 0, round=4, **free)
+    train(3, 0, round=3, **free)
 
 
 def test_uploads_with_noise_are_counted_before_a_bound_is_set(train):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader
 
 from sepal.client_app.plain import STORE, ContextStore, wrap_client
 from sepal.client_app.state_store import Stored
+from sepal.config import RunConfig
+from sepal.config.base import flat_keys
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError, RoundError
 from sepal.protocol.messages import Content, Reply
@@ -24,6 +27,7 @@ from sepal.strategies import registry
 from sepal.strategies.baselines.fedavg import FedAvg
 from sepal.strategies.baselines.fedper import FedPer
 from sepal.strategies.fedpse import FedPSE
+from sepal.strategies.plain import KEYS
 from sepal.study.method_checks.cases import RoundLog
 from tests.contract.plain_flower import CLIENTS, ROUNDS, ContextGrid, Net, Twin, arrays, contexts, load
 from tests.methods import CASES
@@ -131,6 +135,13 @@ def test_keys_of_the_users_own_are_not_fatal_and_are_named(caplog):
 def test_what_has_no_effect_is_refused_by_name(keys, words):
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         started(**keys)
+
+
+@pytest.mark.parametrize("key", sorted(key for key in flat_keys(RunConfig) if "." in key and key not in KEYS))
+def test_no_key_of_sepals_groups_in_a_run_config_is_taken_for_the_users_own(key):
+    """``privacy.noise`` was: the run went on without noise."""
+    with pytest.raises(ConfigError, match=f"{re.escape(key)}: expected a key that works in a Flower app of your own"):
+        FedAvg(Net, {key: 1.0})
 
 
 def test_a_central_evaluation_is_refused_where_there_is_no_whole_global_model():

@@ -1,4 +1,4 @@
-"""A server and two clients for tests of what time brings: each may be stopped, paused, and started again."""
+"""A server and its clients for tests of what time brings: each may be stopped, paused, and started again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,32 +23,44 @@ SHIMS = ROOT / "tests" / "shims"
 RUN = "timely"
 
 
+PARTS = {f"join{number}": ("--partition", str(number), "--of", "2") for number in range(2)}
+
+
 class Machines:
-    """``serve``, ``join0`` and ``join1`` in one directory.
+    """``serve``, ``join0``, ``join1``, … in one directory.
 
     Args:
         directory: For their logs, the run and ``SEPAL_HOME``.
         keys: Run-config keys.
+        options: What ``serve`` and each client have beside their addresses; without it, two clients with their parts.
+        patience: Seconds to wait for what is awaited.
     """
 
-    def __init__(self, directory: Path, keys: Mapping[str, object]) -> None:
-        self.directory, self.keys = directory, keys
+    def __init__(
+        self,
+        directory: Path,
+        keys: Mapping[str, object],
+        options: Mapping[str, Sequence[str]] = PARTS,
+        patience: float = 150.0,
+    ) -> None:
+        self.directory, self.keys, self.patience = directory, keys, patience
+        self._options = options
         self.ports = [str(free_port()), str(free_port())]
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, shim: str = "", *options: str, **environment: str) -> None:
         """Start a process, or stop it and start it again; ``shim`` is a directory of tests/shims."""
         self.stop(name)
-        arguments = ["join", f"127.0.0.1:{self.ports[0]}", "--partition", name[-1], "--of", "2", "--poll", "1"]
+        arguments = ["join", f"127.0.0.1:{self.ports[0]}", "--poll", "1"]
         if name == "serve":
             sets = [part for key, value in self.keys.items() for part in ("--set", f"{key}={value}")]
             arguments = ["serve", *sets, "--name", RUN, "--port", self.ports[0], "--control", self.ports[1]]
         path = os.pathsep.join([*([str(SHIMS / shim)] if shim else []), str(ROOT)])
         with open(self.directory / f"{name}.log", "ab") as output:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "sepal.cli", *arguments, *options],
+                [sys.executable, "-m", "sepal.cli", *arguments, *self._options.get(name, ()), *options],
                 cwd=self.directory,
-                env={**os.environ, **environment, "PYTHONPATH": path, "SEPAL_HOME": str(self.directory / "home")},
+                env={**os.environ, "SEPAL_HOME": str(self.directory / "home"), **environment, "PYTHONPATH": path},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -78,26 +90,34 @@ class Machines:
     def rounds(self) -> list[int]:
         """Return the numbers of the run's rounds."""
         path = self.directory / "runs" / RUN / "metrics.jsonl"
-        return [json.loads(line)["round"] for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line)["round"] for line in lines if line.endswith("\n")]  # one may be half written
 
     def await_rounds(self, count: int) -> None:
         """Wait until so many rounds are over."""
-        self._await(lambda: len(self.rounds()) >= count)
+        self.until(lambda: len(self.rounds()) >= count)
 
     def await_line(self, name: str, words: str) -> None:
         """Wait until a process has printed ``words``."""
-        self._await(lambda: words in self.log(name))
+        self.until(lambda: words in self.log(name))
 
-    def _await(self, seen: Callable[[], bool]) -> None:
-        end = time.monotonic() + 150
+    def until(self, seen: Callable[[], bool]) -> None:
+        """Wait until ``seen`` returns true; once the server has ended, for a minute."""
+        end = time.monotonic() + self.patience
         while not seen():
+            if "serve" not in self.running or self.running["serve"].poll() is not None:
+                end = min(end, time.monotonic() + 60.0)
             assert time.monotonic() < end, self.log("serve")[-2000:]
             time.sleep(0.05)
 
+    def await_end(self, patience: float = 240.0) -> None:
+        """Wait for the server's end, and check that the run has all rounds."""
+        assert self.running["serve"].wait(patience) == 0, self.log("serve")[-2000:]
+        assert self.rounds() == list(range(1, int(str(self.keys["rounds"])) + 2))
+
     def check_finished(self) -> None:
         """Wait for the server's end, and check that the run has all rounds, and the bits of an undisturbed one."""
-        assert self.running["serve"].wait(240) == 0, self.log("serve")[-2000:]
-        assert self.rounds() == list(range(1, int(str(self.keys["rounds"])) + 2))
+        self.await_end()
         whole = run_in_process(assemble({**self.keys, "clients": 2}))
         summary = json.loads((self.directory / "runs" / RUN / "summary.json").read_text())
         assert summary["weights_sha256"] == digest_arrays(whole.algorithm.model(whole.progress.server))

@@ -85,7 +85,7 @@ def test_the_demo_runs_and_leaves_no_process(tmp_path):
         "deployed",
         "received",
         "trained",
-        "bottom",
+        "worst",
         "local",
         "fedavg",
         "MB up",

@@ -161,8 +161,8 @@ def another_server(directory: Path) -> Iterator[int]:
 
 
 def test_an_expired_certificate_is_refused_and_named(tmp_path):
-    """A gRPC server whose certificate ended 700 days ago; its authority is still good."""
-    make_certificates(tmp_path, nodes=["site"], days=30, now=datetime.now(UTC) - timedelta(days=730))
+    """A gRPC server whose certificate ended 600 days ago; its authority is still good."""
+    make_certificates(tmp_path, nodes=["site"], days=30, now=datetime.now(UTC) - timedelta(days=630))
     with another_server(tmp_path) as port:
         (line,) = words(f"localhost:{port}", NodeCredentials.of(tmp_path, "site"))
         assert line.startswith("certificate: expired on ")
@@ -171,6 +171,21 @@ def test_an_expired_certificate_is_refused_and_named(tmp_path):
         with channel, pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary("/flwr.proto.Fleet/PullMessages")(b"", timeout=10)
         assert "CERTIFICATE_VERIFY_FAILED" in refused.value.details()
+
+
+@pytest.mark.parametrize("days", [-1, 10], ids=["expired", "soon"])
+def test_a_client_whose_copy_of_the_authority_ends_is_told_which_file_to_replace(days, tmp_path):
+    """The server has a certificate of the renewed authority, which this client does not have yet."""
+    make_certificates(tmp_path, nodes=["site"], authority_days=365 + days, now=datetime.now(UTC) - timedelta(days=365))
+    file = tmp_path / "nodes" / "site" / "ca.crt"
+    before = file.read_bytes()
+    make_certificates(tmp_path, renew_authority=True)
+    file.write_bytes(before)
+    with another_server(tmp_path) as port:
+        found = [f for f in examine(f"localhost:{port}", NodeCredentials.of(tmp_path, "site")) if "ca.crt" in f.words]
+    assert [finding.good for finding in found] == [days > 0]
+    assert found[0].words.startswith(f"{file} {'expires' if days > 0 else 'expired'} on ")
+    assert found[0].words.endswith("(`sepal certs --renew-ca`), and start this client again")
 
 
 def test_a_certificate_that_is_not_valid_yet_is_named(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -300,12 +301,14 @@ def test_a_taken_port_is_one_line(tmp_path):
 
 
 def test_a_client_that_sends_no_accuracies_takes_part(tmp_path):
+    """With `--log text`: all lines have their time."""
     ports = [str(free_port()), str(free_port())]
     keys = ["--set", "dataset=digits", "--set", "rounds=1", "--set", "evaluate-every=1", "--name", "quiet"]
-    server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
+    log = ["--log", "text"]
+    server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1], *log], tmp_path, "serve.log")
     clients = []
     for number, more in enumerate(([], ["--no-accuracies"])):
-        arguments = ["join", f"127.0.0.1:{ports[0]}", "--partition", str(number), "--of", "2", *more]
+        arguments = ["join", f"127.0.0.1:{ports[0]}", "--partition", str(number), "--of", "2", *more, *log]
         clients.append(sepal(arguments, tmp_path, f"join{number}.log"))
     try:
         assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
@@ -315,6 +318,9 @@ def test_a_client_that_sends_no_accuracies_takes_part(tmp_path):
             process.wait(60)
     lines = [json.loads(line) for line in (tmp_path / "runs" / "quiet" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2
+    for name in ("serve.log", "join0.log", "join1.log"):
+        for line in (tmp_path / name).read_text().splitlines():
+            assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [s+ca]", line), line
     for line in lines:
         open_, quiet = line["clients"]
         assert open_["trained"] > 0

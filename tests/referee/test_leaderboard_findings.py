@@ -12,7 +12,7 @@ from referee.leaderboard.findings import FAILED, FALLEN, NAMES, PAPERS, Findings
 from referee.leaderboard.measures import DEPLOYED, HOLDS, BlockResults, corrected
 from referee.leaderboard.pages import texts_of
 from referee.leaderboard.points import nearest
-from referee.parts import README, rewritten
+from referee.marked_parts import README, rewritten
 from sepal.errors import ConfigError
 from sepal.study.record import RunRecord
 

@@ -308,7 +308,7 @@ def test_a_block_s_tables_say_what_is_missing_and_where_the_runs_are_from(tmp_pa
     assert list(all_tables(plan, {})) == []
     assert "Not there: 2 of 4 runs: first-half-seed1, first-local-seed1." in lines
     header = next(line for line in lines if line.startswith("| method |"))
-    assert header.startswith("| method | deployed | kept (over clients) | trained (over clients) | bottom 10 % |")
+    assert header.startswith("| method | deployed | kept (over clients) | trained (over clients) | worst 10 % |")
     assert "| half | 62.5 | 62.5 (12.5) | 62.5 (12.5) | 50.0 | 1.00 | 1.00 | 100.0 | 1.00 | 1 |" in lines
     assert "2 runs, 0.0 minutes of wall time in all, on a processor; commit abc1234, and unknown for 1." in lines
 

@@ -91,6 +91,16 @@ def test_a_copy_replaces_the_older_one_of_the_same_run_alone(tmp_path):
         back_up(path, path.parent)
 
 
+def test_the_directory_of_work_is_a_run_of_its_own_name(tmp_path, monkeypatch):
+    path = run(tmp_path / "runs", rounds=1)
+    (path / "clients" / "x").mkdir()
+    for text in (".", "clients/.."):
+        monkeypatch.chdir(path)
+        for _ in range(2):  # also where the directory of copies is called as the run
+            assert back_up(Path(text), tmp_path / "run")[0] == tmp_path / "run" / "run"
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["run"]
+
+
 def test_a_checkpoint_that_is_deleted_meanwhile_makes_the_copy_begin_again(tmp_path, monkeypatch):
     path, copied = run(tmp_path / "runs"), backup._copy
     deleted = []

@@ -1,6 +1,6 @@
 """The course of pruning: only rounds in which a client pruned and was evaluated, or took part, count."""
 
-from sepal.strategies.subfedavg.learned import courses, distances
+from sepal.strategies.subfedavg.pruning_reader import courses, distances
 
 
 def client(name, trained, **metrics):

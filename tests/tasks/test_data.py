@@ -62,7 +62,7 @@ def test_a_csv_of_numbers_is_learned_exported_and_predicted(tmp_path, monkeypatc
     assert done.exit_code == 0, done.output
     assert "rmse in k€" in done.stdout
     assert "Rmse in k€ on test data" in done.stdout
-    assert "%" not in done.stdout.split("Bytes of payloads")[0].replace("bottom 10 %", "").replace("10 %", "")
+    assert "%" not in done.stdout.split("Bytes of payloads")[0].replace("worst 10 %", "").replace("10 %", "")
     shown = CliRunner().invoke(app, ["show", "runs/houses", "--csv", "out.csv"])
     assert shown.exit_code == 0, shown.output
     assert "rmse/trained/mean" in (tmp_path / "out.csv").read_text()

@@ -24,7 +24,7 @@ def test_the_conclusions_figures_are_the_tables_first_column(tmp_path):
     console = Console(width=80, file=StringIO())
     console.print(comparison(runs))
     lines = [line.split() for line in console.file.getvalue().splitlines()]
-    assert lines[1][:5] == ["method", "deployed", "bottom", "10", "%"]
+    assert lines[1][:5] == ["method", "deployed", "worst", "10", "%"]
     rows = [line[:3] for line in lines if line and line[0] in ("fedpse", *BESIDE)]
     assert rows == [[m, f"{10 * n + 10:.1f}", f"{10 * n:.1f}"] for n, m in enumerate(("fedpse", *BESIDE))]
     sentence = next(conclusion(runs))

@@ -13,7 +13,7 @@ from tools.bench.batch import KINDS
 from tools.bench.data import load
 from tools.gpu import __main__ as command
 from tools.gpu import captured
-from tools.gpu.parts import PARTS
+from tools.gpu.measurements import PARTS
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import psutil
 
-from tools.chaos.federation import Federation
+from tools.chaos.federation import Federation, fill
 
 Event: TypeAlias = Callable[[Federation, np.random.Generator, float], bool]
 
@@ -88,11 +88,7 @@ def full_disk(federation: Federation, rng: np.random.Generator, seconds: float) 
     home = Path(federation.environment["SEPAL_HOME"])
     if not os.path.ismount(home):
         return False
-    filler = home / "filler"
-    with contextlib.suppress(OSError), filler.open("wb") as file:
-        while True:
-            file.write(bytes(1 << 16))
-            file.flush()
+    filler = fill(home)
     time.sleep(min(seconds, 5.0))
     filler.unlink()
     return True

@@ -199,6 +199,15 @@ def below(parent: int, word: str) -> list[psutil.Process]:
     return processes
 
 
+def fill(directory: Path) -> Path:
+    """Write a file that takes all the room of the disk that ``directory`` is on, and return it."""
+    filler = directory / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    return filler
+
+
 @contextlib.contextmanager
 def small_disk(megabytes: int) -> Iterator[Path | None]:
     """Yield a directory on a small disk of its own; None if this user cannot mount one."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sepal.errors import one_line
-from tools.gpu.parts import PARTS
+from tools.gpu.measurements import PARTS
 
 LIMIT = 530.0  # seconds; a part that is stopped gets some more to end
 PAGE = Path("tools/results/gpu.md")

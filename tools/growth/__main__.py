@@ -40,6 +40,7 @@ KEYS: dict[str, Any] = {
 }
 # Part of a path → what the table calls it. The first that fits counts; other files are called by their name.
 KINDS = {
+    r"/node\d?\.log": "node.log of a client",
     r"/metrics\.jsonl$": "metrics.jsonl",
     r"/ledger\.jsonl$": "ledger.jsonl",
     r"/checkpoints/records/": "checkpoints/records/",
@@ -47,7 +48,6 @@ KINDS = {
     r"/checkpoints/": "checkpoints/*.safetensors",
     r"/clients/|/state/": "states of a client",
     r"/superlink\.log": "superlink.log",
-    r"/node\d\.log": "node.log of a client",
     r"/state\.db": "state.db",
 }
 BOUNDED = {
@@ -99,7 +99,10 @@ def memories(processes: Iterable[psutil.Process]) -> dict[str, int]:
 
 def rounds_in(file: Path) -> int:
     """Return how many rounds a run's metrics.jsonl has."""
-    return file.read_bytes().count(b"\n") if file.exists() else 0
+    try:
+        return file.read_bytes().count(b"\n")
+    except FileNotFoundError:  # not yet, or it is being restored from a copy
+        return 0
 
 
 def watch(

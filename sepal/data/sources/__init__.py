@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import asdict
@@ -120,7 +121,10 @@ def _reader_and_directory(name: str, data_dir: str | Path) -> tuple[FormatReader
 
 def _reader(name: str) -> FormatReader:
     if name not in _READERS:
-        raise DataError("dataset", f"one of {', '.join(source_names())}", suggest(name, name, source_names()))
+        expected = f"one of {', '.join(source_names())}"
+        if os.path.exists(name):  # pathlib raises errors for odd names
+            expected = f"{FOLDER}, with data-dir = {name} for a file or directory of your own"
+        raise DataError("dataset", expected, suggest(name, name, source_names()))
     module, _, member = _READERS[name].partition(":")
     reader_module: Any = importlib.import_module(f"sepal.data.sources.{module}")
     reader: FormatReader = getattr(reader_module, member) if member else reader_module

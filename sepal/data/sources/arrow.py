@@ -115,6 +115,13 @@ class Part:
         plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         return plain and self.kinds.get(name, ("Value",)) == ("Value",)
 
+    def holds_numbers(self, name: str) -> bool:
+        """Return whether a column holds numbers, or lists of them."""
+        kind = _plain_type(self._stored(name).type)
+        while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
     def is_text(self, name: str) -> bool:
         """Return whether a column holds texts."""
         kind = self._stored(name).type

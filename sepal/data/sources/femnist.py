@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import Source
 from sepal.data.sources.images import ImageFormat, from_cell
-from sepal.data.sources.reading import Unpacked, reading
+from sepal.data.sources.reading import Unpacked, owners_of, reading
 from sepal.errors import DataError
 
 _WHERE = "femnist/{train,test}/*.json (LEAF), or femnist/*.parquet (flwrlabs/femnist on Hugging Face)"
@@ -70,6 +70,7 @@ def _leaf(path: Path) -> Iterator[_FemnistRows]:
     with reading(str(path), "LEAF's JSON with users and user_data"):
         content = json.loads(path.read_text(encoding="utf-8"))
         writers = [(str(user), content["user_data"][user]) for user in content["users"]]
+    owners_of(f"{path}, users", [writer for writer, _ in writers])
     for writer, data in writers:
         with reading(f"{path} {writer}", "x of 784 values each, and y"):
             x = np.asarray(data["x"], dtype=np.float64).reshape(-1, 28, 28)
@@ -96,7 +97,9 @@ def _parquet(path: Path) -> Iterator[_FemnistRows]:
             images = [_image(f"{path}, row {number}, column image", cell) for number, cell in cells]
             row += len(images)
             y = np.asarray(columns["character"], dtype=np.int64)
-            yield _checked(str(path), np.stack(images), y, np.asarray(columns["writer_id"], dtype=str))
+            yield _checked(
+                str(path), np.stack(images), y, owners_of(f"{path}, column writer_id", columns["writer_id"]).astype(str)
+            )
 
 
 def _image(key: str, cell: Any) -> NDArray[Any]:

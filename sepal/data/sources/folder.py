@@ -9,8 +9,8 @@ The first of these formats that is found is read:
 3. ``train/`` and one or both of ``val/`` (or ``valid/``, ``validation/``) and ``test/``, each as in 4, with the same
    classes; the validation part is dealt to the clients like the test part;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg``, ``.jpeg`` or ``.npy`` files, all of one
-   shape (``folder.resize`` makes it one), or such directories in one for each owner (``folder.layout``). Files with
-   another suffix are ignored, and a notice counts them.
+   shape, to which images are brought (``folder.resize``), or such directories in one for each owner
+   (``folder.layout``). Files with another suffix are ignored, and a notice counts them.
 
 The keys ``folder.*``, or a ``schema.toml`` beside the data (:mod:`sepal.data.schema`), name columns and classes, bring
 images to one size, and say what becomes of files that cannot be read. The columns of a CSV file are standardised by
@@ -42,7 +42,17 @@ from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, 
 from sepal.data.locations import home_of
 from sepal.data.schema import FILE, TableSchema, classes_of, reading, schema_of
 from sepal.data.sources.doubts import repeated, repeated_images, stand_ins
-from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, ImageFormat, check_alike, counted, left_out, read_example
+from sepal.data.sources.images import (
+    EXAMPLES,
+    FILES,
+    IMAGES,
+    ImageFormat,
+    OneSize,
+    check_alike,
+    counted,
+    left_out,
+    read_example,
+)
 from sepal.data.sources.kinds import alike_but_case
 from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import LABEL, TARGET, Roles, Table, count_gaps, first_inputs, read_table
@@ -251,11 +261,12 @@ def info_of_schema(keys: FolderSettings) -> DatasetInfo:
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:
     homes = _parts(directory) if keys.layout in ("auto", "class") else {}
+    sizes = OneSize(str(directory), ImageFormat(keys.size, keys.channels))
     if not homes:
         folders, by_owner = folders_of(directory, keys.layout)
         names = classes_of(keys) or sorted({folder.label for folder in folders})
         _check_names(directory, names, folders)
-        part, bad = _read_part(directory, names, keys, folders)
+        part, bad = _read_part(directory, names, keys, folders, sizes)
         people = _owners(folders, bad) if by_owner else None
         ignored = _ignored([directory] if not by_owner else _class_folders(directory))
         notes = (*by_owner, *left_out(bad), *ignored)
@@ -264,7 +275,7 @@ def _classes(directory: Path, keys: FolderSettings) -> Source:
     names = classes_of(keys) or [folder.label for folder in by_part["train"]]
     for name, home in homes.items():
         _check_names(home, names, by_part[name])
-    read = {name: _read_part(home, names, keys, by_part[name]) for name, home in homes.items()}
+    read = {name: _read_part(home, names, keys, by_part[name], sizes) for name, home in homes.items()}
     bad = [error for _, errors in read.values() for error in errors]
     notes = (*left_out(bad), *_ignored(list(homes.values())))
     if "validation" in homes:
@@ -351,7 +362,7 @@ def _ignored(homes: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _read_part(
-    home: Path, names: Sequence[str], keys: FolderSettings, folders: Sequence[Folder]
+    home: Path, names: Sequence[str], keys: FolderSettings, folders: Sequence[Folder], sizes: OneSize
 ) -> tuple[tuple[NDArray[Any], Labels], list[DataError]]:
     """Return the examples of a directory of classes, and the errors of the files that are left out."""
     arrays, labels, bad = [], [], list[DataError]()
@@ -367,6 +378,8 @@ def _read_part(
                     raise DataError(error.key, expected, error.got) from error
                 bad.append(error)
                 continue
+            if path.suffix.lower() in IMAGES:
+                sizes.check(str(path), arrays[-1])
             unpacked.add(arrays[-1].nbytes)
             labels.append(names.index(folder.label))
     if not arrays:

@@ -34,8 +34,8 @@ from sepal.data.locations import data_directory, downloads_allowed, reachable
 from sepal.data.schema import Column, TableSchema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
-from sepal.data.sources.images import ImageFormat, check_alike, from_cell
-from sepal.data.sources.reading import Unpacked, reading
+from sepal.data.sources.images import ImageFormat, OneSize, check_alike, from_cell
+from sepal.data.sources.reading import Unpacked, owners_of, reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.storage.regular import expanded
@@ -195,9 +195,13 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
     check_width(key, len(train.names))
     columns = hub.columns or _inputs(train, hub)
     image_format = ImageFormat(keys.size, keys.channels)
+    sizes = OneSize(key, image_format)
     names = keys.names or _names(train, hub.label) if task == CLASSIFICATION else ()
     pairs = {
-        name: (_x(f"{key} {name}", part, columns, image_format), _y(f"{key} {name}", part, hub.label, names, train))
+        name: (
+            _x(f"{key} {name}", part, columns, image_format, sizes),
+            _y(f"{key} {name}", part, hub.label, names, train),
+        )
         for name, part in parts.items()
     }
     validation = pairs.get(hub.validation)
@@ -206,7 +210,7 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
     if _is_table(train, columns) and not hub.columns:
         others = [name for name in train.names if name not in (hub.label, hub.person, *columns, *index)]
         notes = (*notes, f"hf.inputs: columns without numbers are not read: {', '.join(others)}") if others else notes
-    people = np.asarray(train.cells(hub.person)) if hub.person else None
+    people = owners_of(f"{key}, column {hub.person}", train.cells(hub.person)) if hub.person else None
     if _is_table(train, columns):
         kinds = tuple(Column(name=name, kind="number") for name in columns)
         for name, (x, _) in pairs.items():
@@ -253,7 +257,7 @@ def _names(part: Part, label: str) -> tuple[str, ...]:
     return tuple(sorted({text for text in part.cells(label) if text is not None})) if part.is_text(label) else ()
 
 
-def _x(key: str, part: Part, columns: Sequence[str], image_format: ImageFormat) -> NDArray[Any]:
+def _x(key: str, part: Part, columns: Sequence[str], image_format: ImageFormat, sizes: OneSize) -> NDArray[Any]:
     """Return the inputs: images as pixels, an array's column as float64 or int64, and otherwise a row of numbers."""
     if _is_table(part, columns):
         for name in columns:
@@ -267,9 +271,12 @@ def _x(key: str, part: Part, columns: Sequence[str], image_format: ImageFormat) 
         unpacked, arrays = Unpacked(key, part.table.nbytes), []
         for row, cell in cells:
             arrays.append(from_cell(f"{key}, row {row}, column {name}", cell, image_format))
+            sizes.check(f"{key}, row {row}", arrays[-1])
             unpacked.add(arrays[-1].nbytes)
         check_alike(key, arrays)
         return np.stack(arrays)
+    if not part.holds_numbers(name):
+        raise DataError(f"{key}, column {name}", READABLE, part.kind(name))
     try:
         values = np.asarray(part.cells(name))
         return values.astype(np.int64 if values.dtype.kind in "iu" else np.float64)
@@ -289,10 +296,13 @@ def _y(key: str, part: Part, label: str, names: Sequence[str], train: Part) -> N
     if odd is not None:
         raise DataError(f"{key}, row {odd}, column {label}", "a label", "nothing")
     if names and isinstance(cells[0], str):
-        strange = next((cell for cell in cells if cell not in names), None)
+        by_name = {name: number for number, name in enumerate(names)}
+        strange = next((cell for cell in cells if cell not in by_name), None)
         if strange is not None:
             raise DataError(f"{key}, column {label}", f"one of {', '.join(names)}", strange)
-        return np.asarray([names.index(cell) for cell in cells], dtype=np.int64)
+        return np.asarray([by_name[cell] for cell in cells], dtype=np.int64)
+    if not part.holds_numbers(label):
+        raise DataError(f"{key}, column {label}", "numbers, or texts that name classes", part.kind(label))
     return _by_name(f"{key}, column {label}", np.asarray(cells), part.labels.get(label, ()), names, train, label)
 
 
@@ -309,5 +319,6 @@ def _by_name(
         raise DataError(key, f"class names among {', '.join(names)}", ", ".join(declared))
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(declared):
         raise DataError(key, f"class numbers from 0 to {len(declared) - 1}", f"{labels.min()} to {labels.max()}")
-    places = np.array([names.index(name) for name in declared], np.int64)
+    by_name = {name: number for number, name in enumerate(names)}
+    places = np.array([by_name[name] for name in declared], np.int64)
     return np.asarray(places[labels])

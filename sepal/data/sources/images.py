@@ -32,6 +32,7 @@ MOST_BYTES = 4 * MOST_PIXELS  # of an image file; more than the pixels themselve
 MOST_SCANNED = 2**33  # pixels over all scans of a JPEG file, each of which passes over all of them; some seconds' work
 SCAN = b"\xff\xda"  # begins a scan
 NAMED, KINDS = 3, 4  # files and kinds of files that a message names, at most
+COMMON_SIZE = "64"  # what images of several sizes become where folder.resize is not set
 
 
 class ImageFormat(NamedTuple):
@@ -47,6 +48,40 @@ class ImageFormat(NamedTuple):
 
 
 AS_IS = ImageFormat()
+
+
+class MixedSizesError(DataError):
+    """Images have several sizes, and nothing says which one they are brought to."""
+
+
+class OneSize:
+    """Checks while images are read that they have one size, so that the first one of another size ends the reading.
+
+    Args:
+        key: Where they are from.
+        image_format: What they are brought to.
+    """
+
+    def __init__(self, key: str, image_format: ImageFormat) -> None:
+        self._key, self._as_they_are = key, image_format.size is None
+        self._first = ""
+
+    def check(self, name: str, image: NDArray[Any]) -> None:
+        """Compare an image's size with that of the first one.
+
+        Args:
+            name: Where it is; begins with the key.
+            image: (H, W) or (H, W, 3).
+
+        Raises:
+            MixedSizesError: It is another one.
+        """
+        size = f"{image.shape[0]}x{image.shape[1]}"
+        self._first = self._first or size
+        if self._as_they_are and size != self._first:
+            expected = f"images of one size (folder.resize = {COMMON_SIZE})"
+            where = name.removeprefix(self._key).lstrip("/ ")
+            raise MixedSizesError(self._key, expected, f"{self._first} and {size} ({where})")
 
 
 def read_example(path: Path, image_format: ImageFormat = AS_IS) -> NDArray[Any]:
@@ -185,7 +220,7 @@ def check_alike(key: str, arrays: Sequence[NDArray[Any]]) -> None:
         raise DataError(key, f"{len(arrays)} files of one shape and type", got)
     counts_by_rule = {
         "one number of bits": counted(f"{8 * array.dtype.itemsize} bits" for array in arrays),
-        "one size (folder.resize = 64)": counted(f"{array.shape[0]}x{array.shape[1]}" for array in arrays),
+        "one size": counted(f"{array.shape[0]}x{array.shape[1]}" for array in arrays),
         "one number of channels (folder.channels = 3)": counted(_channels(array) for array in arrays),
     }
     odd = {rule: counts for rule, counts in counts_by_rule.items() if "," in counts}

@@ -16,6 +16,7 @@ from sepal.storage.regular import check_regular
 
 MOST_UNPACKED = 1 << 31  # bytes that any file may hold once it is unpacked, however small it is
 MOST_RATIO = 100  # a larger file may hold so many times its own bytes; deflate gives up to 1,032
+MOST_LETTERS = 256  # of an owner's name: NumPy gives each row of an array of texts the room of the longest
 
 
 @contextmanager
@@ -63,6 +64,24 @@ class Unpacked:
         if self._count > self._most:
             expected = f"a file that holds at most {self._most / 1e9:.3g} GB once it is unpacked"
             raise DataError(self._key, f"{expected}, or {MOST_RATIO} times its own size", f"{self._count / 1e9:.3g} GB")
+
+
+def owners_of(key: str, cells: Sequence[Any]) -> NDArray[Any]:
+    """Return the owner of each row as an array (n,) of texts or whole numbers.
+
+    Args:
+        key: Where the owners are from.
+        cells: Of each row, the name or number of its owner.
+
+    Raises:
+        DataError: One is neither, or a name has more than ``MOST_LETTERS`` letters.
+    """
+    if any(isinstance(cell, list | dict) for cell in cells):
+        raise DataError(key, "a number or text for each example", "lists or tables")
+    longest = max((len(cell) for cell in cells if isinstance(cell, str | bytes)), default=0)
+    if longest > MOST_LETTERS:
+        raise DataError(key, f"names of owners of at most {MOST_LETTERS} letters", f"one of {longest:,}")
+    return np.asarray(cells)
 
 
 def load_array(path: Path) -> NDArray[Any]:

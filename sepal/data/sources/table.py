@@ -11,7 +11,7 @@ import contextlib
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ from sepal.data.sources.kinds import (
     present,
     trimmed,
 )
-from sepal.data.sources.reading import Unpacked, reading
+from sepal.data.sources.reading import Unpacked, owners_of, reading
 from sepal.errors import DataError, one_line
 from sepal.storage.regular import check_regular
 from sepal.tasks.numbers import WHOLE, WHOLE_WORDS
@@ -233,9 +233,11 @@ def _places(
                 raise DataError(f"{path}, header: {key}", f"columns among {', '.join(header)}", ", ".join(lacking))
     if labelled and not set(targets) <= set(header):
         with faults.noting("folder.label"):
-            named = ", ".join(roles.label) if roles.label else f"called `{LABEL}`"
-            expected = f"the column with labels to be {named} (folder.label names another)"
-            raise DataError(f"{path}, header", expected, ", ".join(features))
+            columns = ", ".join(features)
+            if roles.label:
+                raise DataError(f"{path}, header: folder.label", f"one of {columns}", ", ".join(roles.label))
+            expected = f"the column to predict to be called `{LABEL}`; folder.label (inspect: --label) names another"
+            raise DataError(f"{path}, header", expected, columns)
     if lacking := [column.name for column in roles.columns if column.name not in feature_names]:
         with faults.noting("folder.schema"):
             expected = f"all columns of the {'schema' if labelled else 'model'}, also {', '.join(lacking)}"
@@ -532,7 +534,7 @@ def _people(path: Path, name: str, cells: Any) -> NDArray[Any]:
     """Return the person of each row, as a text."""
     words = trimmed(cells)
     _refuse(path, name, cells, missing_in(words), f"an owner ({DELETE})")
-    return np.array(words.to_pylist())
+    return owners_of(f"{path}, column {name}", words.to_pylist())
 
 
 def _labels(path: Path, name: str, cells: Any, classes: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
@@ -549,8 +551,9 @@ def _labels(path: Path, name: str, cells: Any, classes: Sequence[str]) -> tuple[
     refuse(lacking, f"a label ({DELETE}{named})")
     names = tuple(classes)
     if classes:
-        refuse([_of(word, classes) < 0 for word in words], f"one of {', '.join(classes)}")
-        numbers = [_of(word, classes) for word in words]
+        by_name = {name: number for number, name in enumerate(classes)}
+        numbers = [_of(word, by_name) for word in words]
+        refuse([number < 0 for number in numbers], f"one of {', '.join(classes)}")
     elif all(map(CLASS_NUMBER.fullmatch, words)):
         numbers = [int(word.partition(".")[0]) for word in words]
         refuse([n >= MOST_CLASSES for n in numbers], f"a class number below {MOST_CLASSES:,}, or texts as labels")
@@ -559,13 +562,14 @@ def _labels(path: Path, name: str, cells: Any, classes: Sequence[str]) -> tuple[
             expected = "a whole number or a text (task = regression predicts numbers)"
             refuse([float(word) % 1 != 0 for word in words], expected)
         names = tuple(sorted(words))
-        numbers = [names.index(word) for word in words]
+        by_name = {name: number for number, name in enumerate(names)}
+        numbers = [by_name[word] for word in words]
     return np.asarray(numbers, np.int64)[codes], names
 
 
-def _of(word: str, classes: Sequence[str]) -> int:
-    """Return the number of the class that a label names; -1 if it is none."""
+def _of(word: str, classes: Mapping[str, int]) -> int:
+    """Return the number of the class that a label names, of those by name; -1 if it is none."""
     if word in classes:
-        return classes.index(word)
+        return classes[word]
     number = int(word.partition(".")[0]) if CLASS_NUMBER.fullmatch(word) else -1
     return number if number < len(classes) else -1

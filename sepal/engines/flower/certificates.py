@@ -8,7 +8,8 @@
 
 The authority's key may be encrypted. Its certificate names the domains for which it may sign, so that whoever steals
 the key can pose as this server, but as no other site to those who trust the authority. Addresses are not limited: the
-TLS of gRPC (BoringSSL) refuses all certificates of an authority with limits on them.
+TLS of gRPC (BoringSSL) refuses all certificates of an authority with limits on them. A renewed authority has the same
+key and name, so a server's certificate of before or after is good for clients with either ``ca.crt``, until that ends.
 
 Files have mode 600, public keys 644, and directories 700. Node keys are on the curve P-384 in OpenSSH's format, the
 only ones that Flower accepts.
@@ -54,6 +55,7 @@ class MadeFiles:
 
     Attributes:
         ca: Whether the authority is new.
+        renewed: Whether the authority's certificate was signed again.
         server: Whether the server certificate is new.
         nodes: Names of the nodes whose keys are new.
         until: The end of the authority; no server certificate is valid for longer.
@@ -63,6 +65,7 @@ class MadeFiles:
     server: bool
     nodes: tuple[str, ...]
     until: datetime
+    renewed: bool = False
 
 
 def make_certificates(
@@ -75,6 +78,7 @@ def make_certificates(
     authority_days: int = CA_DAYS,
     encrypt: bool = False,
     passphrase: Passphrase = bytes,
+    renew_authority: bool = False,
 ) -> MadeFiles:
     """Write the authority, server certificate and node keys that are missing in ``directory``; keep existing ones.
 
@@ -91,6 +95,8 @@ def make_certificates(
         authority_days: Validity of a new authority, in days.
         encrypt: Whether the key of a new authority is encrypted.
         passphrase: Returns the passphrase of the authority's key; called if it is needed.
+        renew_authority: Sign the certificate of an authority that is there again, valid from now on for
+            ``authority_days``, and make a new server certificate; all nodes' ``ca.crt`` become the new one.
 
     Raises:
         ConfigError: A host or a node's name is invalid, or the authority may not sign for a host.
@@ -110,23 +116,25 @@ def make_certificates(
             raise StateError(str(directory / "ca"), "the authority that signed server/server.pem", "none")
         if new_ca:
             _make_authority(directory / "ca", domains, authority_days, time, passphrase() if encrypt else b"")
+        _check_permitted(read_certificate((directory / "ca" / "ca.crt").read_bytes()), names)
+        renewed = renew_authority and not new_ca
+        if renewed:
+            _renew_authority(directory / "ca", authority_days, time, passphrase)
         authority = (directory / "ca" / "ca.crt").read_bytes()
         issuer = read_certificate(authority)
-        if issuer.not_valid_after_utc < time:
-            expected = "an authority that is valid (make another in a new directory, for all machines)"
-            raise StateError(str(directory / "ca"), expected, f"one until {issuer.not_valid_after_utc:%Y-%m-%d}")
-        _check_permitted(issuer, names)
-        new_server = _make_server(directory, issuer, names, days, time, passphrase)
+        _check_valid(directory / "ca", issuer, time)
+        new_server = _make_server(directory, issuer, names, days, time, passphrase, renewed)
         _write(directory / "server" / "ca.crt", authority)
         if not (directory / "server" / "executor.secret").exists():
             _write(directory / "server" / "executor.secret", secrets.token_bytes(32))
         _make_directory(directory / "server" / "nodes")
         new_nodes = [node for node in dict.fromkeys(nodes) if _make_node(directory, node, authority)]
+        _give_authority(directory, authority)
     except OSError as reason:
         raise StateError(str(directory), "a directory that can be written", reason.strerror or str(reason)) from None
     except ValueError as reason:
         raise StateError(str(directory), "certificates and keys that `sepal certs` made", str(reason)) from None
-    return MadeFiles(new_ca, new_server, tuple(new_nodes), issuer.not_valid_after_utc)
+    return MadeFiles(new_ca, new_server, tuple(new_nodes), issuer.not_valid_after_utc, renewed)
 
 
 def _make_authority(
@@ -147,6 +155,17 @@ def _make_authority(
     _write(directory / "ca.crt", certificate.public_bytes(_PEM))
 
 
+def _renew_authority(directory: Path, days: int, now: datetime, passphrase: Passphrase) -> None:
+    """Sign the authority's certificate again, with the same name, limits and key."""
+    certificate, key = read_certificate((directory / "ca.crt").read_bytes()), _signer(directory / "ca.key", passphrase)
+    if certificate.public_key() != key.public_key():
+        raise ValueError("ca.key is not that of ca.crt")
+    builder = _builder(certificate.subject, certificate.issuer, key.public_key(), now, now + timedelta(days=days))
+    for extension in certificate.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    _write(directory / "ca.crt", builder.sign(key, hashes.SHA384()).public_bytes(_PEM))
+
+
 def _make_server(
     directory: Path,
     issuer: x509.Certificate,
@@ -154,15 +173,16 @@ def _make_server(
     days: int,
     now: datetime,
     passphrase: Passphrase,
+    anew: bool,
 ) -> bool:
-    """Create the server certificate unless the existing one is still good; return whether it was created."""
+    """Create the server certificate, unless not ``anew`` and the old one is still good; return if it was created."""
     file, end = directory / "server" / "server.pem", issuer.not_valid_after_utc
     hosts = list(dict.fromkeys(names))
     if file.exists():
         existing = read_certificate(file.read_bytes())
         existing_hosts = list(existing.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
         until = existing.not_valid_after_utc
-        lasting = until == end or until - now > timedelta(days=RENEW_DAYS)
+        lasting = not anew and (until == end or until - now > timedelta(days=RENEW_DAYS))
         if lasting and existing.issuer == issuer.subject and set(hosts) <= set(existing_hosts):
             return False
         hosts = list(dict.fromkeys([*existing_hosts, *hosts]))
@@ -199,6 +219,13 @@ def _signer(file: Path, passphrase: Passphrase) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def _check_valid(directory: Path, issuer: x509.Certificate, now: datetime) -> None:
+    """Raise StateError if the authority has expired."""
+    if issuer.not_valid_after_utc < now:
+        expected = "an authority that is valid (renew it with --renew-ca, for all machines)"
+        raise StateError(str(directory), expected, f"one until {issuer.not_valid_after_utc:%Y-%m-%d}")
+
+
 def _check_permitted(issuer: x509.Certificate, names: Sequence[x509.GeneralName]) -> None:
     """Raise ConfigError if clients would not trust a certificate of ``issuer`` for one of ``names``."""
     try:
@@ -211,6 +238,13 @@ def _check_permitted(issuer: x509.Certificate, names: Sequence[x509.GeneralName]
         if isinstance(name, x509.DNSName) and not any(host.endswith(f".{domain}") for domain in domains):
             expected = f"a name below {', '.join(domains)}, as the authority permits (others: one in a new directory)"
             raise ConfigError("--host", expected, name.value)
+
+
+def _give_authority(directory: Path, authority: bytes) -> None:
+    """Write the authority's certificate for the nodes that have another one."""
+    for file in (directory / "nodes").glob("*/ca.crt"):
+        if file.read_bytes() != authority:
+            _write(file, authority)
 
 
 def _make_node(directory: Path, name: str, authority: bytes) -> bool:

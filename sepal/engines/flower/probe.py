@@ -24,7 +24,7 @@ from sepal.errors import ConfigError, one_line
 from sepal.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, Ask, activation
 from sepal.flower.versions import FlowerChangedError, require_supported, speaks_http, transport
 from sepal.operation.addresses import is_host, is_port
-from sepal.operation.expiry import WARN_DAYS
+from sepal.operation.expiry import AT_CLIENT, WARN_DAYS, expiry
 
 DAY = 86_400
 LONGEST = 100.0  # seconds for all calls of the Fleet API: the search for a clock may take hundreds
@@ -148,6 +148,11 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
         else:
             yield Finding("TLS", True, "none: everybody on the way can read and change everything")
         return
+    end = expiry(credentials.authority)
+    left, words = (end - datetime.now(UTC)).total_seconds() / DAY, f"{credentials.authority} {{}} {end:%Y-%m-%d}"
+    if left <= 0:
+        yield Finding("certificate", False, f"{words.format('expired on')}: {AT_CLIENT}")
+        return
     answer = _handshake(host, port, credentials.authority, timeout)
     if isinstance(answer, ssl.SSLSocket):
         certificate, grpc = answer.getpeercert(), answer.selected_alpn_protocol() == "h2"
@@ -156,6 +161,8 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
         days = (ends - time.time()) / DAY
         renew = ": renew it with `sepal certs`" if days <= max(WARN_DAYS) else ""
         yield Finding("certificate", True, f"valid for {host} for {days:.0f} more days{renew}")
+        if left <= max(WARN_DAYS):
+            yield Finding("certificate", True, f"{words.format('expires on')}: {AT_CLIENT}")
         if grpc == speaks_http():
             yield _other_transport()
     elif isinstance(answer, ssl.SSLCertVerificationError):

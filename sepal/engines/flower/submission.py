@@ -21,8 +21,9 @@ from sepal.errors import ConfigError
 from sepal.storage.files import private_directory
 
 UNNAMED = ".unnamed"  # no run can be called so
-# How Flower says that it has ended a run that Sepal has not: a task was silent, or a call to the SuperLink failed.
-BROKEN = ("No heartbeat received from the task", "/v1/runtime/")
+# How Flower says that it has ended a run that Sepal has not: a task was silent, a call to the SuperLink failed, or a
+# message was being sent while the machine was paused.
+BROKEN = ("No heartbeat received from the task", "/v1/runtime/", "The push session may have expired or been replaced")
 AGAIN, MOST_AGAIN, WITHIN = 10.0, 3, 600.0  # seconds before a run is started again; how often, within how many seconds
 
 

@@ -48,12 +48,11 @@ class Clients:
 
     def answer(self, number: int, message: Message) -> Message:
         """Return the reply of client ``number``."""
-        node = self._node(number)
         try:
             with device_memory():
-                return Message(self._host(node, message).handle(message.content), reply_to=message)
+                return Message(self._host(number, message).handle(message.content), reply_to=message)
         except SepalError as error:
-            return Message(write_error(error, node.client), reply_to=message)
+            return Message(write_error(error, self._node(number).client), reply_to=message)
 
     def answer_all(self, requests: Sequence[tuple[int, Message]]) -> list[Message]:
         """Return the replies of several clients, each asked once. They train at once where they can.
@@ -69,9 +68,9 @@ class Clients:
         assembly = self._shared.assembly
         return Node(number, assembly.setup.config.clients).named(assembly)
 
-    def _host(self, node: Node, message: Message) -> ClientHost:
-        host = self._drop(node.partition) or self._build(node, message)
-        self._hosts[node.partition] = host
+    def _host(self, number: int, message: Message) -> ClientHost:
+        host = self._drop(number) or self._build(self._node(number), message)
+        self._hosts[number] = host
         self._data_bytes += host.data_bytes
         while len(self._hosts) > 1 and (len(self._hosts) > MOST_HOSTS or self._data_bytes > MOST_DATA):
             self._drop(next(iter(self._hosts)))

@@ -382,10 +382,10 @@ def evict(directory: Path, client: str) -> str:
             raise StateError(str(path), "a checkpoint of a run", f"{type(reason).__name__}: {reason}") from None
     for path in (directory / "records").glob("[0-9]*"):
         # of a damaged record or a copy, the name alone counts
-        with suppress(OSError, ValueError, KeyError, TypeError, StateError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, StateError):
             text = read_text(path, ROWS, within=run).partition("\n")[2]
             check_parts(path, text)
-            names |= {info["name"] for info in json.loads(text)["record"]["joined"]}
+            names |= {str(info["name"]) for info in json.loads(text)["record"]["joined"]}
     if directory.exists():  # a server could not read what another user puts there, and would end
         check_owner(directory)
     make_directory(directory / EVICTED)

@@ -46,14 +46,16 @@ def data_notes(runs: Sequence[PlannedRun]) -> list[str]:
         runs: A plan's runs, also trials.
     """
     from sepal.data.federation import DealtData, federated_data
+    from sepal.data.owners import with_owners
 
     lines: dict[str, None] = {}
     for run in {(r.block, r.cell, r.variant): r for r in runs}.values():
         with suppress(SepalError):  # for example data that is not here; what needs it says so
             config = _parsed(run.keys)[0]
             data = federated_data(config)
-            left_out = data.left_out(config.clients) if isinstance(data, DealtData) else ()
-            lines |= dict.fromkeys((*data.info.notes, *left_out))
+            owners = with_owners(config, data, "clients" in config.model_fields_set)
+            left_out = data.left_out(owners.config.clients) if isinstance(data, DealtData) else ()
+            lines |= dict.fromkeys((*owners.notes, *data.info.notes, *left_out))
     return list(lines)
 
 

@@ -19,6 +19,7 @@ from sepal.data import cache
 from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, write_order
 from sepal.protocol.types import Kind, Plan
+from sepal.study import cleaning
 
 KEYS = {"dataset": "digits", "clients": 3, "partition.subsample": 160, "method": "fedavg-ft"}
 ENDED, UNFINISHED = "a" * 32, "b" * 32
@@ -217,3 +218,18 @@ def test_a_copy_of_a_clients_data_goes_with_its_states(home):
     assert [copy.exists() for copy in copies] == [False, True]
     assert clean("--run", UNFINISHED, "--yes").exit_code == 0
     assert not copies[1].exists()
+
+
+@pytest.mark.parametrize("when", [2**38, 2**60])
+def test_a_file_of_a_time_that_no_calendar_has_is_listed(when, home, monkeypatch):
+    """Some file systems hold such times; this one may not."""
+    measured = cleaning._measured
+    monkeypatch.setattr(cleaning, "_measured", lambda paths: (measured(paths)[0], float(when)))
+    result = clean()
+    assert result.exit_code == 0, result.output
+    assert "used in the last" in " ".join(result.output.split())
+
+
+def test_states_in_a_directory_that_cannot_be_are_none(home):
+    result = clean("--state-dir", "a" * 5000)
+    assert (result.exit_code, result.output) == (0, "nothing is left of past runs\n")

@@ -153,6 +153,14 @@ def test_a_run_of_the_name_with_another_key_is_refused(finished):
     assert result.stderr == f"sepal: seed: expected 0, with which the run mine was started, got 1; {way}\n"
 
 
+def test_another_data_set_under_a_runs_name_is_named_before_the_keys_that_do_not_suit_it(finished):
+    """The line spoke of the model, which the run of that name had brought, and not of that run."""
+    path, _ = finished
+    result = sepal("run", "--name", "mine", "--out", path.parent, "--dataset=har", "--set", "split.by=time")
+    assert result.exit_code == 2
+    assert "sepal: dataset: expected 'digits', with which the run mine was started, got 'har'" in result.stderr
+
+
 def test_a_config_file_gives_the_same_run(finished):
     path, _ = finished
     result = sepal("run", "--config", path / "config.toml", "--name", "again", "--out", path.parent, "--workers", 1)

@@ -250,6 +250,7 @@ def test_a_client_whose_clock_differs_from_the_servers_waits_and_says_by_how_muc
 
 
 ENDED = {
+    "expired": "Failed to push object with ID 'c7' for run 1. The push session may have expired or been replaced.",
     "silent": "No heartbeat received from the task",
     "refused": "Server error '500 Internal Server Error' for url 'http://127.0.0.1:9093/v1/runtime/push-messages'",
     "ours": "clients: expected 2 within 600 s, got 1",
@@ -274,12 +275,13 @@ class Runs:
     [
         (("silent",), "a", 2),
         (("refused", "silent"), "a", 3),
+        (("expired",), "a", 2),
         (("silent",) * 9, "a", MOST_AGAIN + 1),
         (("silent",), "", 1),
         (("ours",), "a", 1),
         (("silent", "ours"), "a", 2),
     ],
-    ids=["once", "twice", "always", "without a name", "by Sepal", "by Sepal later"],
+    ids=["once", "twice", "while it sent", "always", "without a name", "by Sepal", "by Sepal later"],
 )
 def test_a_run_that_flower_has_ended_is_started_again_from_its_record(tmp_path, monkeypatch, reasons, name, started):
     monkeypatch.setattr(submission.time, "sleep", lambda seconds: None)

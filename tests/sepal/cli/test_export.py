@@ -18,7 +18,7 @@ from sepal.api.results import Run
 from sepal.cli.main import app
 from sepal.data.sources.inputs import read_inputs
 from sepal.errors import ConfigError, DataError, ModelError, StateError
-from sepal.export.client_model import write_model
+from sepal.export.extraction import write_model
 from sepal.export.portable import load, save
 from sepal.models import build
 from sepal.modules import bring_back

@@ -87,17 +87,18 @@ def test_photographs_by_owner_in_three_commands(tmp_path):
             home.mkdir(parents=True)
             for n in range(12):
                 pixels = rng.integers(0, 100, (24, 30, 3), dtype=np.uint8) + 120 * level
-                Image.fromarray(pixels.astype(np.uint8)).save(home / f"{n}.jpg")
+                wide = Image.fromarray(pixels.astype(np.uint8))
+                (wide if n % 2 else wide.transpose(Image.Transpose.ROTATE_90)).save(home / f"{n}.jpg")
     result = sepal(
         "run",
         "--dataset=folder",
         "--set=data-dir=photos",
-        "--set=folder.resize=16",
         "--name=p",
         "--rounds=8",
         "--workers=1",
     )
     assert "client/class: 3 owners, 2 classes" in result.stderr
+    assert "folder.resize = 64: images have several sizes, " in result.stderr
     sepal("export", "p", "paris", "--out=paris.safetensors")
     result = sepal("predict", "paris.safetensors", "photos")
     assert "accuracy" in result.stderr
@@ -122,6 +123,8 @@ def test_the_first_commands_of_the_page_go_from_a_file_to_predictions(commands, 
         home.mkdir(parents=True)
         for n in range(12):
             Image.new("RGB", (70 + n, 66), (60 * number, n, 9)).save(home / f"{n}.jpg")
+    for name in ("patients.csv", "pressure.csv", "photos"):
+        (tmp_path / f"new-{name}").symlink_to(tmp_path / name)
     assert len(commands) <= 3
     for command in commands:
         words = shlex.split(command)

@@ -221,7 +221,7 @@ def test_a_table_of_very_many_columns_is_looked_at_in_time_with_their_number(tmp
 
 def test_of_a_table_without_a_label_the_key_is_said_and_owners_are_guessed(tmp_path):
     output = sepal("data", "inspect", patients(tmp_path) / "patients.csv", code=1)
-    assert "called `label` (folder.label names another), got site, age" in output
+    assert "called `label`; folder.label (inspect: --label) names another, got site, age" in output
     assert "perhaps: folder.person = site would make a client of each of its values" in output
 
 
@@ -281,8 +281,12 @@ def test_photographs_are_looked_at_and_all_that_keys_mend_is_said(tmp_path):
         Image.new("L" if n % 3 else "RGB", (20 + n % 4, 16), n).save(label_directory / f"{n}.png")
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
     output = sepal("data", "inspect", tmp_path, code=1)
-    for words in ("folder.on-bad-file", "folder.resize", "folder.channels"):
-        assert any(words in line for line in output.splitlines() if line.startswith("problem: ")), words
+    problems = [line for line in output.splitlines() if line.startswith("problem: ")]
+    for words in ("folder.on-bad-file", "folder.channels"):
+        assert any(words in line for line in problems), words
+    assert not any("folder.resize" in line for line in problems), "images of several sizes are brought to one"
+    output = sepal("data", "inspect", tmp_path, "--set=folder.resize=", code=1)
+    assert any("folder.resize = 64" in line for line in output.splitlines() if line.startswith("problem: "))
     keys = ("folder.on-bad-file=skip", "folder.resize=16", "folder.channels=3", "clients=2", "partition.name=iid")
     output = sepal("data", "inspect", tmp_path, *(f"--set={key}" for key in keys))
     assert "classes: a 12, b 12" in output

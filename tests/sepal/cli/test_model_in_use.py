@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -53,6 +54,17 @@ def metadata(file):
 def tensors(file):
     with safe_open(file, "np") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("name", [b"run\xff", "a\u202eb\x1bc".encode()])
+def test_the_name_of_a_runs_directory_is_printable_in_the_file(name, runs, tmp_path):
+    odd = tmp_path / os.fsdecode(name)
+    shutil.copytree(runs / "three", odd)
+    for client in (["0"], []):
+        written(odd, *client, "--out", tmp_path / "m.safetensors")
+        assert metadata(tmp_path / "m.safetensors")["run"].isprintable()
+        assert load(tmp_path / "m.safetensors").origin.run == metadata(tmp_path / "m.safetensors")["run"]
+    written(odd, "0")
 
 
 def test_a_file_names_run_round_method_digest_and_version(runs, tmp_path):

@@ -83,7 +83,7 @@ def test_a_report_names_no_directory_of_the_machine(learned, tmp_path_factory):
 
 def test_every_label_has_a_colour_in_each_theme():
     """The charts and the page count the same colours, and the style sheet defines them all, light and dark."""
-    style = (Path(report.__file__).parent / "page.css").read_text()
+    style = (Path(report.__file__).parent / "templates/page.css").read_text()
     for number in range(COLOURS):
         assert style.count(f"--c{number}: #") == 2, number
     assert f"--c{COLOURS}:" not in style

@@ -243,7 +243,7 @@ def test_the_sentence_of_one_run_says_accuracy_cost_and_that_it_goes_on(tmp_path
     run = write_run(tmp_path / "a", method="local", kept=True)
     (run / "summary.json").unlink()
     words = headline(read_comparison([str(run)]), "")
-    assert words.startswith("local: 60.0 % mean accuracy over clients, 50.0 % for the lowest tenth, with 0.0009 MB")
+    assert words.startswith("local: 60.0 % mean accuracy over clients, 50.0 % for the worst 10 %, with 0.0009 MB")
     assert "another seed may give another figure. The run has not ended." in words
 
 
@@ -272,7 +272,7 @@ def oklab(colour: str) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("theme", [0, 1])
 def test_every_two_colours_are_apart(theme):
-    style = (Path(report.__file__).parent / "page.css").read_text()
+    style = (Path(report.__file__).parent / "templates/page.css").read_text()
     colours = [re.findall(rf"--c{n}: (#\w+)", style)[theme] for n in range(COLOURS)]
     for first, second in itertools.combinations(colours, 2):
         distance = sum((a - b) ** 2 for a, b in zip(oklab(first), oklab(second), strict=True)) ** 0.5
@@ -473,4 +473,4 @@ def test_a_wide_table_fits_and_no_point_is_loose(tmp_path):
     """
     page = render(read_comparison([str(tmp_path)]))
     assert look(page, script, tmp_path, width=960) == {"hidden": 0, "lines": 2}
-    assert "Kept: points are from before the round&#x27;s training, thin lines from after it." in page
+    assert "Kept: points are from before the round&#39;s training, thin lines from after it." in page

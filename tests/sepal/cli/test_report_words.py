@@ -67,8 +67,8 @@ def printed(comparison):
 
 def test_words_of_a_swept_comparison_name_the_setting_and_the_unit(swept):
     page = render(swept)
-    assert "bottom decile of fedavg (clients=3): 50.0 %" in words_of(page, "clients")
-    assert "bottom decile of fedavg (clients=4): 10.0 %" in words_of(page, "clients")
+    assert "worst 10 % of fedavg (clients=3): 50.0 %" in words_of(page, "clients")
+    assert "worst 10 % of fedavg (clients=4): 10.0 %" in words_of(page, "clients")
     assert "fedavg (clients=3) 60.0 %" in words_of(page, "shift")
     assert "fedavg (clients=4) 65.0 %" in words_of(page, "shift")
     for cell in ("clients=3", "clients=4"):
@@ -81,7 +81,7 @@ def test_words_of_a_swept_comparison_name_the_setting_and_the_unit(swept):
 def test_the_page_says_how_many_clients_there_are_what_its_columns_mean_and_of_which_view(swept):
     page = render(swept)
     assert "digits · 3, 4 clients · 2 rounds · seed 0 · 4 runs" in page
-    assert "bottom 10 %<br>deployed" in page
+    assert "worst 10 %<br>deployed" in page
     for view in ("kept", "received", "trained", "pooled"):
         assert f"{view}: " in re.search(r'<p class="reading"[^>]*>(Accuracy in %.+?)</p>', page, re.S)[1]
 

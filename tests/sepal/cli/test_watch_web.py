@@ -50,14 +50,15 @@ def test_a_run_says_its_round_the_time_left_and_its_clients(tmp_path):
 def test_the_state_of_a_comparison_counts_what_has_ended(tmp_path):
     write_run(tmp_path / "a")
     stretch(write_run(tmp_path / "b", method="ditto"), rounds=40, every=10, done=12)
-    ended, going = state(read_comparison([str(tmp_path)]))
-    assert ended == "<p>1 of 2 runs have ended.</p>"
-    assert "ditto, seed 0: running, round 12 of 40" in going
+    ended, (words, going) = state(read_comparison([str(tmp_path)]))
+    assert ended == ("1 of 2 runs have ended.", False)
+    assert words.startswith("ditto, seed 0: running, round 12 of 40")
+    assert going
 
 
 def test_a_run_that_begins_says_when_its_line_and_its_first_point_come(tmp_path):
     run = stretch(write_run(tmp_path / "a"), rounds=40, every=10, done=12)
     (run / "metrics.jsonl").write_text("")
-    (words,) = state(read_comparison([str(run)]))
+    ((words, _),) = state(read_comparison([str(run)]))
     assert "round 0 of 40; the line begins when round 1 ends." in words
     assert "first point comes in round 10 (evaluate-every = 10)" in words

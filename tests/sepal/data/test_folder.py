@@ -208,7 +208,7 @@ def test_npz_with_pickled_objects(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n", r"labels to be called `label` \(folder.label names another\), got a, b"),
+        ("a,b\n1,2\n", r"called `label`; folder.label \(inspect: --label\) names another, got a, b"),
         ("", "got no row"),
         ("a,label\n1,0\nx,0\n", "a.csv, row 3, column a: expected a finite number, got 'x'"),
         ("a,label\ninf,0\n", "a.csv, row 2, column a: expected a finite number, got 'inf'"),
@@ -245,7 +245,7 @@ def test_images_of_two_sizes(tmp_path):
     png(tmp_path / "a" / "0.png")
     png(tmp_path / "b" / "0.png", size=(9, 9))
     png(tmp_path / "b" / "1.png")
-    words = r"expected 3 images of one size \(folder.resize = 64\), got 2 of 12x12, 1 of 9x9"
+    words = r"expected images of one size \(folder.resize = 64\), got 12x12 and 9x9 \(b/0.png\)"
     with pytest.raises(DataError, match=words):
         load("folder", tmp_path)
 

@@ -145,7 +145,7 @@ def test_owners_are_the_natural_partition(saved):
         ({"person": "owner"}, "hf.person: expected no test part"),
         ({"inputs": "image,owner"}, "hf.inputs: expected one column, or several of numbers, got image, owner"),
         ({"inputs": "owner"}, "column owner: expected images, numbers, or arrays of one shape, got string"),
-        ({}, "expected 24 images of one size (folder.resize = 64), got 8 of 10x12, 8 of 11x12, 8 of 12x12"),
+        ({}, "expected images of one size (folder.resize = 64), got 10x12 and 11x12 (train, row 1)"),
     ],
 )
 def test_what_does_not_fit_is_one_line(saved, keys, words):

@@ -8,12 +8,17 @@ from typer.testing import CliRunner
 
 import sepal
 from sepal.cli.main import app
+from sepal.cli.running import run_flat
 from sepal.data.owners import checked_names
 from sepal.errors import ConfigError
+from sepal.report import learned_rows
 from sepal.report.page import render
+from sepal.runs.stored_run import Allowed
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import as_begun, defaults
 from sepal.study.comparison import read_comparison
+from sepal.study.plans.model import PlannedRun
+from sepal.study.plans.rates import data_notes
 from sepal.study.run_keys import gather_to_serve
 from sepal.study.runs import model_of
 
@@ -121,3 +126,21 @@ def test_names_of_owners_are_refused_where_there_are_none(tmp_path):
     with pytest.raises(ConfigError, match="client-names: expected numbers for data without owners"):
         assemble({"dataset": "digits", "method": "fedavg", "client-names": "owners"})
     assert checked_names(["a", "b"]) == ("a", "b")
+
+
+def test_a_comparison_says_what_was_found_in_data_with_owners(tmp_path):
+    """Its runs have as many clients as owners, not ten, with which the lines were lost."""
+    flat = write(tmp_path)
+    lines = data_notes([PlannedRun("", "", "fedavg", 0, flat)])
+    assert lines == [
+        "clients = 3: one for each owner with at least 10 examples; 1 with fewer are left out",
+        "partition: 3 of 153 examples are with no client: 3 of 1 people with fewer than 10 (partition.min-examples)",
+    ]
+
+
+def test_masks_of_clients_that_are_called_by_their_owners_are_read(tmp_path):
+    flat = write(tmp_path) | {"method": "pfedgate", "name": "gates", "out": str(tmp_path)}
+    run_flat(flat, tmp_path, workers=1)
+    masks = learned_rows.read(tmp_path / "gates", "masks", Allowed(data=True))
+    assert masks.names == ["berlin", "paris", "rome"]
+    assert learned_rows.learned(read_comparison([tmp_path / "gates"], Allowed(data=True)))["masks"]

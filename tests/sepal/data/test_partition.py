@@ -114,6 +114,20 @@ def test_dirichlet_small_alpha_is_more_skewed_than_large():
     assert spread(0.1) > 0.35 > 0.2 > spread(100.0)
 
 
+def test_very_many_classes_are_drawn_for_less_often(monkeypatch):
+    """A label that is different in each row: each draw gives the last client all of them, and takes seconds."""
+    drawn = []
+    monkeypatch.setattr(
+        partition, "dirichlet_sizes", lambda rule, counts, draw: drawn.append(len(counts)) or np.zeros(2)
+    )
+    for classes in (20_000, 2_000_000):
+        drawn.clear()
+        with pytest.raises(DataError, match=r"partition\.min-examples: .*, got none in \d+ draws? of"):
+            deal(rule("dirichlet", 2), np.arange(classes))
+        assert drawn
+        assert sum(drawn) <= max(1_000_000, classes)
+
+
 def test_dirichlet_redraws_until_everybody_has_enough():
     labels = np.repeat(np.arange(10), 60)
     assert min(map(len, deal(rule("dirichlet", 10, alpha=0.3, min_examples=25), labels))) >= 25

@@ -57,6 +57,13 @@ def test_unknown_name():
         info("mnits")
 
 
+def test_a_path_as_name_is_told_where_it_belongs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(DataError, match=r"dataset: expected folder, with data-dir = a.csv for a file .*, got a.csv"):
+        info("a.csv")
+
+
 def test_digits():
     source = load("digits")
     assert source.train.x.shape == (len(source.train), 1, 8, 8)

@@ -153,8 +153,45 @@ def test_the_authority_lives_two_years_and_no_certificate_outlives_it(tmp_path):
     make_certificates(tmp_path, now=NOW + timedelta(days=500))
     assert server_certificate(tmp_path).not_valid_after_utc == certificates.until
     assert not make_certificates(tmp_path, now=NOW + timedelta(days=715)).server, "it cannot be renewed any more"
-    with pytest.raises(StateError, match=r"/ca: expected an authority that is valid \(make another .*, got one until "):
+    with pytest.raises(StateError, match=r"/ca: expected an authority that is valid \(renew it .*, got one until "):
         make_certificates(tmp_path, now=NOW + timedelta(days=731))
+
+
+@pytest.mark.parametrize("days", [700, 800], ids=["before its end", "after it"])
+def test_a_renewed_authority_and_its_server_are_trusted_by_who_has_either_certificate(days, tmp_path):
+    make_certificates(tmp_path, ["fl.example"], ["a", "b"], now=NOW)
+    before, server = authority(tmp_path), server_certificate(tmp_path)
+    later = NOW + timedelta(days=days)
+    renewed = make_certificates(tmp_path, now=later, renew_authority=True)
+    assert (renewed.ca, renewed.renewed, renewed.server, renewed.nodes) == (False, True, True, ())
+    after = authority(tmp_path)
+    assert after.not_valid_after_utc == renewed.until == later + timedelta(days=730)
+    assert list(after.extensions) == list(before.extensions), "the same limits"
+    for certificate in (server, server_certificate(tmp_path)):
+        for trusted in (before, after):
+            certificate.verify_directly_issued_by(trusted)
+    assert server_certificate(tmp_path).not_valid_after_utc == later + timedelta(days=365)
+    assert names(server_certificate(tmp_path)) == names(server)
+    written = {path: path.read_bytes() for path in tmp_path.rglob("ca.crt")}
+    assert {path.parent.name for path in written} == {"ca", "server", "a", "b"}
+    assert len(set(written.values())) == 1
+    assert not make_certificates(tmp_path, now=later).server
+
+
+def test_what_is_refused_renews_nothing(tmp_path):
+    make_certificates(tmp_path, ["fl.example"], ["a"], now=NOW)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="--host: expected a name below"):
+        make_certificates(tmp_path, ["other.example"], now=NOW, renew_authority=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_authority_is_not_renewed_with_another_key(tmp_path):
+    for name in ("one", "two"):
+        make_certificates(tmp_path / name, now=NOW)
+    shutil.copy(tmp_path / "two" / "ca" / "ca.key", tmp_path / "one" / "ca" / "ca.key")
+    with pytest.raises(StateError, match=r"ca\.key is not that of ca\.crt"):
+        make_certificates(tmp_path / "one", now=NOW, renew_authority=True)
 
 
 def test_the_authoritys_key_may_be_encrypted(tmp_path):

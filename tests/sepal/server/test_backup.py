@@ -47,16 +47,23 @@ class Copies:
         pass
 
 
-def restored(tmp_path, age, **settings):
-    """Kill a server, lose its disk, and go on from a copy that is ``age`` rounds old."""
+def restored(tmp_path, age, killed_again=0, **settings):
+    """Kill a server, lose its disk, and go on from a copy that is ``age`` rounds old.
+
+    With ``killed_again``, the server that goes on is killed in that round, and another one goes on from its files.
+    """
     subject, server = federation(tmp_path / "clients", **settings), tmp_path / "server"
     copies = Copies(server, KILLED_AT - 1 - age)
     subject.killed_at = KILLED_AT
     with pytest.raises(Killed):
         serve(subject, server, copies)
-    subject.killed_at = 0
     shutil.rmtree(server)
     copies.target.rename(server)
+    if killed_again:
+        subject.killed_at = killed_again
+        with pytest.raises(Killed):
+            serve(subject, server, Copies(server, 0))
+    subject.killed_at = 0
     return serve(subject, server, Copies(server, 0))
 
 
@@ -73,8 +80,9 @@ def test_without_the_key_the_clients_have_not_kept_the_versions_and_the_run_says
         restored(tmp_path, 100)
 
 
-def test_clients_that_have_lost_their_states_start_again_if_the_run_says_so(tmp_path, caplog):
-    strategy = restored(tmp_path, 100, lost_states="restart")
+@pytest.mark.parametrize("killed_again", [0, 20], ids=["", "killed in that very round"])
+def test_clients_that_have_lost_their_states_start_again_if_the_run_says_so(killed_again, tmp_path, caplog):
+    strategy = restored(tmp_path, 100, killed_again, lost_states="restart")
     assert strategy.progress.closed
     records = {record.round: record for record in strategy.store.records(ROUNDS)}
     names = tuple(f"client-{number}" for number in range(4))
@@ -106,9 +114,14 @@ def test_a_run_with_noise_does_not_let_clients_start_again(tmp_path):
         restored(tmp_path, 100, lost_states="restart", privacy={"noise": 1.0, "clip": 1.0})
 
 
-def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_states(tmp_path):
+NOISE = {"lost_states": "restart", "privacy": {"noise": 1.0, "clip": 1.0}}
+
+
+@pytest.mark.parametrize("settings", [{}, NOISE], ids=["refuse", "restart with noise"])
+def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_states(settings, tmp_path):
     """Its orders fail: no client ends a run for the others by saying that it has lost something."""
-    subject, server = federation(tmp_path / "clients", on_missing="skip", clients_per_round=0), tmp_path / "server"
+    settings = {"on_missing": "skip", "clients_per_round": 0, **settings}
+    subject, server = federation(tmp_path / "clients", **settings), tmp_path / "server"
     subject.killed_at = 8
     with pytest.raises(Killed):
         serve(subject, server, Copies(server, 0))

@@ -13,8 +13,9 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 
 from sepal.errors import DamagedError, StateError
+from sepal.export.portable import load
 from sepal.storage import files
-from sepal.storage.files import read_tensors, write_tensors
+from sepal.storage.files import read_plain_tensors, read_tensors, write_tensors
 
 KINDS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 ARRAYS = {
@@ -108,3 +109,22 @@ def test_a_head_that_the_format_cannot_hold_is_refused_before_it_is_written(tmp_
     with pytest.raises(StateError, match=r"names and structure of at most 0\.0003 MB"):
         write_tensors(tmp_path / "x.safetensors", {}, "x" * 300)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_plain_tensors, load], ids=lambda read: read.__name__)
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "BF16"])
+def test_a_tensor_of_a_type_that_numpy_lacks_is_one_line_for_each_reader(kind, read, tmp_path, monkeypatch):
+    path, header = tmp_path / "x.safetensors", files._header
+    monkeypatch.setattr(files, "_header", lambda *of: _of_kind(header(*of), kind))
+    write_tensors(path, {"w": np.zeros(8, np.int16 if kind == "BF16" else np.int8)}, "{}")
+    with pytest.raises(StateError) as caught:
+        read(path)
+    assert "x.safetensors: expected" in str(caught.value)
+    assert "another" not in str(caught.value), "its digest is right"
+
+
+def _of_kind(header, kind):
+    """The header with another type of the same size, and of the same length."""
+    for plain in (b'"I16"', b'"I8"'):
+        header = header.replace(plain, f'"{kind}"'.encode())
+    return header.rstrip(b" ") + b" " * (-len(header.rstrip(b" ")) % 8)

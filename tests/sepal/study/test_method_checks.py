@@ -201,9 +201,9 @@ def test_the_command_prints_a_line_for_each_check_and_fails_if_one_does():
     assert good.stdout.splitlines() == [f"ok   {check.words}" for check in CHECKS]
     assert good.exit_code == 0
     bad = CliRunner().invoke(app, ["check-method", "bent_methods:Bare"])
-    *lines, reason, check = bad.stdout.splitlines()
+    *lines, check, reason = bad.stdout.splitlines()
     assert lines == [f"ok   {check.words}" for check in CHECKS[1:]]
-    assert (reason, check) == ("BAD  a: expected a description, got none", f"     {CHECKS[0].words}")
+    assert (check, reason) == (f"BAD  {CHECKS[0].words}", "     a: expected a description, got none")
     assert bad.exit_code == 1
     none = CliRunner().invoke(app, ["check-method", "bent_methods:Nobody"])
     assert none.exit_code == 2
@@ -214,9 +214,9 @@ def test_a_reason_that_several_checks_have_is_said_once_with_all_of_them():
     """A client that cannot train fails alone and in rounds, where the line counts clients and names them."""
     done = CliRunner().invoke(app, ["check-method", "bent_methods:Raises"])
     assert done.exit_code == 1
-    (reason,) = [line for line in done.stdout.splitlines() if line.startswith("BAD")]
-    assert re.fullmatch(r"BAD  ValueError: no such layer \(bent_methods.py:\d+ in adapt\)", reason)
-    concerned = [line[5:] for line in done.stdout.splitlines() if line.startswith("     ")]
+    (reason,) = [line for line in done.stdout.splitlines() if line.startswith("     ")]
+    assert re.fullmatch(r"     ValueError: no such layer \(bent_methods.py:\d+ in adapt\)", reason)
+    concerned = [line[5:] for line in done.stdout.splitlines() if line.startswith("BAD")]
     passed = [line[5:] for line in done.stdout.splitlines() if line.startswith("ok")]
     assert passed == [CHECKS[0].words]
     assert concerned == [check.words for check in CHECKS[1:]]

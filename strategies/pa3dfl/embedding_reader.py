@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepal.method.learned import EndedRun, Matrix
+from sepal.method.readers import EndedRun, Matrix
 
 
 def embeddings(run: EndedRun) -> dict[str, Matrix]:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from referee.paper.learned import main
+from referee.paper.readings import main
 from sepal.cli.running import run_flat
 from sepal.errors import ConfigError
 from sepal.report import learned_rows

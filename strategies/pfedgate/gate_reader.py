@@ -6,7 +6,7 @@ import numpy as np
 
 from sepal.errors import ConfigError
 from sepal.layout import Layout, Parameter, Role
-from sepal.method.learned import ClientMasks, EndedRun, Matrix
+from sepal.method.readers import ClientMasks, EndedRun, Matrix
 
 MOSTLY = 0.5  # of a client's training examples: a block that is on for at least this share is in its mask
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sepal.masks.packed import unpack
-from sepal.method.learned import ClientMasks, EndedRun, joined
+from sepal.method.readers import ClientMasks, EndedRun, joined
 from sepal.strategies.dmpfl.server import DmPflServer
 
 

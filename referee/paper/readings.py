@@ -1,4 +1,4 @@
-"""Prints as JSON what a method has learned of each client of a run: ``python -m referee.paper.learned KIND RUN``.
+"""Prints as JSON what a method has learned of each client of a run: ``python -m referee.paper.readings KIND RUN``.
 
 KIND is ``masks`` (:func:`sepal.report.learned_rows.masks`), ``clusters`` (:func:`sepal.report.learned_rows.clusters`)
 or ``pruning``: for each client of Sub-FedAvg, ``clients``: its course, and ``distances``: those of its candidate masks.
@@ -17,7 +17,7 @@ from typing import Any
 from sepal.errors import SepalError, one_line
 from sepal.report.learned_rows import clusters, masks
 from sepal.runs.stored_run import Allowed, read_run
-from sepal.strategies.subfedavg.learned import courses, distances
+from sepal.strategies.subfedavg.pruning_reader import courses, distances
 
 BAD_INPUT = 2  # exit code, as that of `sepal`
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sepal.errors import ConfigError
 from sepal.masks.packed import unpack
-from sepal.method.learned import ClientMasks, EndedRun, joined
+from sepal.method.readers import ClientMasks, EndedRun, joined
 from sepal.strategies.subfedavg.server import SubFedAvgServer
 
 DISTANCES = ("distance", "channel-distance")

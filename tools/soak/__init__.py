@@ -1,0 +1,1 @@
+"""One run of a deployment through what a year brings."""
