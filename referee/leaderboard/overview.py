@@ -14,9 +14,9 @@ from referee.leaderboard.findings import Findings, alone, compared_blocks
 from referee.leaderboard.looks import GREY, INK, LOOKS
 from referee.leaderboard.measures import DEPLOYED, BlockResults
 
-# Who is shown, and on which side of its point its name is: left, right or above
+# Who is shown, and on which side of its point its name is: left, right, above or below
 SHOWN = {
-    **{"fedpse": "left", "dmpfl": "left", "subfedavg": "left", "pfedgate": "right", "pa3dfl": "right"},
+    **{"fedpse": "left", "dmpfl": "below", "subfedavg": "left", "pfedgate": "right", "pa3dfl": "right"},
     **{"fedavg-ft-stc": "right", "fedavg-ft": "above", "fedavg": "right"},
 }
 LONG = {"fedavg-ft": "FedAvg + fine-tuning", "fedavg-ft-stc": "Compressed fine-tuning"}
@@ -138,6 +138,7 @@ def _names(data: alt.Chart, x: alt.X, y: alt.Y) -> Iterator[alt.Chart]:
         "left": {"align": "right", "dx": -14, "dy": -12},
         "right": {"align": "left", "dx": 14, "dy": -14},
         "above": {"align": "center", "dx": 0, "dy": -20},
+        "below": {"align": "left", "dx": 14, "dy": 16},
     }.items():
         side_data = data.transform_filter(f"datum.side == '{side}' && !datum.off && datum.key != 'local'")
         yield from named_text(side_data, LOOKS, x, y, **keys)
