@@ -11,7 +11,6 @@ from sepal.protocol.types import Payload
 from sepal.protocol.views import CLOSING_VIEWS, further_views
 from sepal.server.run_state import RoundStart
 from sepal.storage.bounded import MEBIBYTE, BoundedCache
-from sepal.wire.tensors import Array, SparseTensor
 
 
 @dataclass(frozen=True)
@@ -36,41 +35,23 @@ class Downloads:
     def __init__(self, start: RoundStart, limit: int) -> None:
         self._start = start
         self._kept: BoundedCache[Download] = BoundedCache(limit)
-        self._last = Download(Payload(), Content())
+        self._last = Content()
 
     def get(self, name: str) -> Download:
         """Return the download of client ``name``."""
         download = self._kept.get(name)
         if download is None:
             payload = self._start.download(name)
-            content = self._last.content if _same(payload, self._last.payload) else seal(payload)
-            if content == self._last.content:  # the same for all, as a rule: one copy, whose digest is computed once
-                content = self._last.content
-            self._last = download = Download(payload, content)
+            content = seal(payload)
+            if content == self._last:  # the same for all, as a rule: one copy, whose digest is computed once
+                content = self._last
+            self._last, download = content, Download(payload, content)
             self._kept.keep(name, download, payload_bytes(payload) + len(download.content.data))
         return download
 
     def drop(self, name: str) -> None:
         """Discard the client's download, once it was answered."""
         self._kept.drop(name)
-
-
-def _same(first: Payload, second: Payload) -> bool:
-    """Return whether two payloads are views of the same memory, and so encoded alike, without reading it."""
-    tensors = zip(first.tensors.values(), second.tensors.values(), strict=False)
-    same_names = first.scalars == second.scalars and list(first.tensors) == list(second.tensors)
-    return same_names and all(_same_tensor(*pair) for pair in tensors)
-
-
-def _same_tensor(first: SparseTensor, second: SparseTensor) -> bool:
-    same_kind = (first.shape, first.support, first.coding) == (second.shape, second.support, second.coding)
-    return same_kind and _same_memory(first.index, second.index) and _same_memory(first.values, second.values)
-
-
-def _same_memory(first: Array | None, second: Array | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    return bool(first.__array_interface__ == second.__array_interface__)
 
 
 def payload_bytes(payload: Payload) -> int:

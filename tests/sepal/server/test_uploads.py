@@ -11,14 +11,13 @@ import pytest
 from sepal.layout import Parameter, Role
 from sepal.protocol.payloads import seal
 from sepal.protocol.types import ClientInfo, Payload, Plan, Schema
-from sepal.server import downloads as downloads_module
 from sepal.server import round as round_module
 from sepal.server import uploads as uploads_module
 from sepal.server.downloads import Downloads, room
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.uploads import RoundUploads
 from sepal.storage.serialize import digest
-from sepal.wire.tensors import Support, TensorSpec, at, whole
+from sepal.wire.tensors import Support, TensorSpec, at
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation
 
@@ -94,38 +93,6 @@ def test_a_download_that_was_answered_makes_room():
     downloads.get("b")
     downloads.get("b")
     assert begun.algorithm.composed == 4
-
-
-class Sending(Counting):
-    """A server algorithm that sends each client the next of some arrays."""
-
-    def __init__(self, arrays):
-        super().__init__()
-        self.arrays = iter(arrays)
-
-    def newcomer(self, state, client, plan):
-        return Payload({"w": whole(next(self.arrays))})
-
-
-SHARED = np.arange(4, dtype=np.float32).reshape(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "encodings"),
-    [
-        pytest.param([SHARED, SHARED, SHARED], 1, id="one array"),
-        pytest.param([SHARED, SHARED.copy(), SHARED.copy()], 3, id="equal arrays"),
-        pytest.param([SHARED, SHARED.T, SHARED], 3, id="another order"),
-        pytest.param([SHARED, SHARED[:1], SHARED[1:]], 3, id="parts of it"),
-    ],
-)
-def test_a_download_that_all_clients_share_is_encoded_once(arrays, encodings, monkeypatch):
-    encoded = []
-    monkeypatch.setattr(downloads_module, "seal", lambda payload: encoded.append(payload) or seal(payload))
-    downloads = Downloads(replace(start(), algorithm=Sending(arrays)), 1 << 20)
-    contents = [downloads.get(name).content for name in NAMES]
-    assert contents == [seal(Payload({"w": whole(array)})) for array in arrays]
-    assert len(encoded) == encodings
 
 
 @pytest.mark.parametrize(("parameters", "expected"), [(1000, 32 << 20), (2 << 20, 64 << 20), (86_000_000, 256 << 20)])
