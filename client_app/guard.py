@@ -17,8 +17,11 @@ import psutil
 
 from sepal.config import RunConfig, base, mark_values
 from sepal.config.agreement import SERVER_ONLY
+from sepal.config.base import AUTO
 from sepal.config.elsewhere import PATHS, check_code
+from sepal.data.catalogue import default_model
 from sepal.data.federation import DealtData
+from sepal.data.own import kind_of
 from sepal.data.schema import parsed, schema_of
 from sepal.data.sources import FOLDER
 from sepal.errors import ProtocolError
@@ -203,11 +206,14 @@ def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
     batch = flat.get("batch-size", 0)
     if 4 * math.prod(sides) * max(batch if isinstance(batch, int) else 0, 1) > room:
         raise ProtocolError("own.shape", expected, f"{text} in batches of {batch}")
-    model = str(flat.get("model", "auto"))
-    if model == "auto" or ":" in model or not sides:
+    model = str(flat.get("model", AUTO))
+    if ":" in model or not sides or (model == AUTO and parts):  # several inputs have no model by default
         return
     counts = [flat.get(key, 0) for key in ("own.classes", "own.vocabulary")]
-    size = _model_bytes(model, sides, *(count if isinstance(count, int) else 0 for count in counts))
+    classes, vocabulary = (count if isinstance(count, int) else 0 for count in counts)
+    if model == AUTO:
+        model = default_model(kind_of(sides, vocabulary), tuple(sides))
+    size = _model_bytes(model, sides, classes, vocabulary)
     if COPIES * size > room:
         raise ProtocolError("model", expected, f"{model} of {size / 2**30:.3g} GiB")
 

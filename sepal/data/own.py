@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sepal.config import OwnSettings
 from sepal.data.catalogue import default_model
-from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
+from sepal.data.examples import ClientData, DatasetInfo, Examples, Index, InputKind
 from sepal.data.incoming import checked_examples
 from sepal.data.streams import is_dataset, stream
 from sepal.errors import ConfigError, DataError
@@ -209,12 +209,16 @@ def _places(examples: int, fraction: float, seed: int) -> tuple[Index, Index]:
     return np.sort(order[count:]), np.sort(order[:count])
 
 
+def kind_of(shape: Sequence[int], vocabulary: int) -> InputKind:
+    """Return what examples of a shape are: tokens where there is a vocabulary, and else images or signals."""
+    return "text" if vocabulary else "image" if len(shape) == 3 else "signal"
+
+
 def own_info(keys: OwnSettings, task: str = "classification") -> DatasetInfo:
     """Return the metadata from the keys ``own.*``."""
     inputs = several(keys.shape)
     shape = (row_size(inputs),) if inputs else tuple(int(side) for side in keys.shape.split("x"))
-    untokened: Literal["image", "signal"] = "image" if len(shape) == 3 else "signal"
-    kind: Literal["text", "image", "signal"] = "text" if keys.vocabulary else untokened
+    kind = kind_of(shape, keys.vocabulary)
     # Our own choice of defaults for unknown data.
     defaults: dict[str, str | int | float] = {"rounds": 20, "local-epochs": 1, "batch-size": 32, "lr": 0.01}
     if task in BUILT_IN and not inputs:

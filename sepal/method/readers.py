@@ -9,13 +9,14 @@ A method's record names its readers by kind (:attr:`sepal.method.interface.Metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sepal.errors import ConfigError
 from sepal.layout import Layout
 from sepal.masks.packed import Masks
 
@@ -49,12 +50,23 @@ class EndedRun:
         server: The server's state in the newest checkpoint.
         states: Yields name and newest state of the clients whose states are here, sorted by name.
         algorithm: Builds the algorithm of a client that was yielded, over its data.
+        most: Clients, at most, that may be compared with each other; 0: any number.
     """
 
     setup: RunSetup
     server: Any
     states: Callable[[], Iterator[tuple[str, Any]]]
     algorithm: Callable[[str], Any]
+    most: int = 0
+
+    def check_few(self, clients: Collection[str]) -> None:
+        """Check how many clients there are before anything is made for each: a small file may name very many.
+
+        Raises:
+            ConfigError: There are more than ``most``.
+        """
+        if self.most and len(clients) > self.most:
+            raise ConfigError("run", f"one of at most {self.most} clients", len(clients))
 
 
 @dataclass(frozen=True)

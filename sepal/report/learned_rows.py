@@ -67,14 +67,20 @@ def readers(method: str) -> Mapping[str, Reader]:
     return registry.get(method).learned if method in registry.table() else {}
 
 
-def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
+def read(path: Path, kind: str, allowed: Allowed = NOTHING, most: int = 0) -> Any:
     """Return what a method's reader of a kind finds in the run at ``path``.
 
     Unless its data may be read, only the run's files are: the model is built from what they say about the data.
 
+    Args:
+        path: The run's directory.
+        kind: Of the reader.
+        allowed: What may be done beyond.
+        most: Clients, at most, that it may have; 0: any number.
+
     Raises:
         ConfigError: ``path`` is not a run directory, its method has no such reader, it has no checkpoint, it names code
-            that is not allowed, or the reader needs data that may not be read.
+            that is not allowed, it has more than ``most`` clients, or the reader needs data that may not be read.
     """
     kinds = readers(str((stored_config(path) or {}).get("method")))
     if kind not in kinds:
@@ -87,7 +93,9 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     stores: dict[str, StateStore] = {}
 
     def states() -> Iterator[tuple[str, Any]]:
-        for name in sorted({folder.name for folder in path.glob("clients/*/*") if NAME.match(folder.name)}):
+        names = sorted({folder.name for folder in path.glob("clients/*/*") if NAME.match(folder.name)})
+        run.check_few(names)
+        for name in names:
             newest = newest_state(path, assembly, name, elsewhere=allowed.data)
             if newest and newest.stored:
                 stores[name] = newest.store
@@ -102,7 +110,8 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
         node = Node(number, assembly.setup.config.clients, name=name)
         return build_host(Shared.around(assembly, "cpu"), node, "", stores[name]).algorithm
 
-    return resolve(reader.function)(EndedRun(assembly.setup, progress.server, states, algorithm))
+    run = EndedRun(assembly.setup, progress.server, states, algorithm, most)
+    return resolve(reader.function)(run)
 
 
 def _assembled(path: Path, allowed: Allowed) -> Assembly:
@@ -129,23 +138,27 @@ def _newest(path: Path, assembly: Assembly) -> RunState:
     raise ConfigError("run", "a run with a checkpoint", str(path))
 
 
-def masks(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
+def masks(path: Path, allowed: Allowed = NOTHING, most: int = 0) -> dict[str, Any]:
     """Return the run's name and :func:`sepal.strategies.client_likeness.compare_masks` of the run at ``path``.
+
+    Args: As for :func:`read`.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here.
     """
-    client_masks: ClientMasks = read(path, "masks", allowed)
+    client_masks: ClientMasks = read(path, "masks", allowed, most)
     return {"run": path.name, **compare_masks(client_masks, _counts(path, allowed, client_masks.names))}
 
 
-def clusters(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
+def clusters(path: Path, allowed: Allowed = NOTHING, most: int = 0) -> dict[str, Any]:
     """Return the run's name and :func:`sepal.strategies.client_likeness.cluster` of the run at ``path``.
+
+    Args: As for :func:`read`.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here, or its clients cannot be clustered.
     """
-    return {"run": path.name, **cluster(read(path, "vectors", allowed), partial(_counts, path, allowed))}
+    return {"run": path.name, **cluster(read(path, "vectors", allowed, most), partial(_counts, path, allowed))}
 
 
 def _counts(path: Path, allowed: Allowed, names: Sequence[str]) -> Matrix:
@@ -160,7 +173,7 @@ def _counts(path: Path, allowed: Allowed, names: Sequence[str]) -> Matrix:
 
 
 def _masks(path: Path, allowed: Allowed) -> dict[str, Rows]:
-    comparison = masks(path, allowed)
+    comparison = masks(path, allowed, MOST)
     names = comparison["clients"]
     alike, overlap, layers = Rows(), Rows(), Rows()
     for a, b in itertools.product(range(len(names)), repeat=2):
@@ -175,7 +188,7 @@ def _masks(path: Path, allowed: Allowed) -> dict[str, Rows]:
 
 
 def _tree(path: Path, allowed: Allowed) -> dict[str, Rows]:
-    clustering, rows = clusters(path, allowed), Rows()
+    clustering, rows = clusters(path, allowed, MOST), Rows()
     for number, points in enumerate(clustering["links"]):
         for step, (distance, position) in enumerate(points):
             rows.append({"kind": "link", "link": number, "step": step, "distance": distance, "place": position})

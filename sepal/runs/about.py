@@ -153,7 +153,8 @@ def labels_of(run: StoredRun) -> Labels:
     if isinstance(stored, Mapping):
         whole = all(map(_is_counts, stored.values())) and all(map(NAME.match, stored))
         size = len(next(iter(stored.values()), ())) if whole else 0
-        if 0 < size <= MOST_CLASSES and all(len(row) == size for row in stored.values()):
+        some = 0 < size <= MOST_CLASSES and size * len(stored) <= MOST_COUNTS
+        if some and all(len(row) == size for row in stored.values()):
             return Labels(names if len(names) == size else (), dict(stored))
     return _from_data(run) if run.allowed.data else Labels(names, reason=UNSTORED)
 

@@ -199,7 +199,7 @@ class MethodStrategy(Strategy):
         for note in prepared.notes:
             log.info("%s", note)
         await_nodes(lambda: list(grid.get_node_ids()), self._least, self._timeout, "min_available_nodes", log)
-        refusals = contact.meet(grid)
+        refusals = contact.meet(grid, self._timeout)
         if len(connections.nodes) < self._least:
             causes = f": {causes_of(refusals)}" if refusals else ""
             expected = f"{self._least} that take part (min_available_nodes)"

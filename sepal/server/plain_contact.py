@@ -47,23 +47,30 @@ class PlainContact:
         """Return those of ``names`` that are connected."""
         return [name for name in names if name in self.connections.nodes]
 
-    def meet(self, grid: Grid) -> list[SepalError]:
-        """Ask the nodes that are not known yet who they are; return and log why some are refused."""
-        ask = lambda nodes, timeout=PATIENCE: self._ask(grid, nodes)  # noqa: E731
+    def meet(self, grid: Grid, patience: float = PATIENCE) -> list[SepalError]:
+        """Ask the nodes that are not known yet who they are; return and log why some are refused.
+
+        Args:
+            grid: The nodes.
+            patience: Seconds that all of them together may take, at most ``timeout``; whoever is silent is asked again
+                in a later round.
+        """
+        ask = lambda nodes, timeout=PATIENCE: self._ask(grid, nodes, min(patience, self.timeout))  # noqa: E731
         refusals = self.connections.refresh(list(grid.get_node_ids()), ask)
         for refusal in refusals:
             self.tell("refused", str(refusal))
         return refusals
 
-    def _ask(self, grid: Grid, nodes: Sequence[int]) -> Mapping[int, Reply | SepalError | PendingQuery]:
+    def _ask(self, grid: Grid, nodes: Sequence[int], timeout: float) -> Mapping[int, Reply | SepalError | PendingQuery]:
         order = Order(self._id, Kind.QUERY, Plan(0))
         messages = []
         for node in nodes:
             records = write_order(order, Content())
-            records[INITIAL], records[KEYS] = self.arrays, ConfigRecord(dict(self.keys))
+            if node not in self.connections.names:  # one that was away would begin anew, and forget what it has
+                records[INITIAL], records[KEYS] = self.arrays, ConfigRecord(dict(self.keys))
             messages.append((node, MessageType.QUERY, records))
         answers: dict[int, Reply | SepalError | PendingQuery] = {}
-        for message in grid.send_and_receive(self.messages(messages, 0), timeout=self.timeout):
+        for message in grid.send_and_receive(self.messages(messages, 0), timeout=timeout):
             node = self._node(message)
             if reason := self.failure(f"node {node}", message):
                 answers[node] = RosterError(f"node {node}", "an answer", reason)

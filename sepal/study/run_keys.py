@@ -106,11 +106,11 @@ def stored(explicit: Flat, base: Path) -> Flat:
         return {}
     from sepal.strategies.registry import as_begun
 
-    begun_with = as_begun(config)
+    shared = as_begun(config, load=False)  # a run that is not continued has none of its code run
     for key in marked(RunConfig, Mark.DECIDING):
-        if key in explicit and key in begun_with and explicit[key] != begun_with[key]:
-            raise started_with(path, key, begun_with[key], explicit[key])
-    return begun_with
+        if key in explicit and key in shared and explicit[key] != shared[key]:
+            raise started_with(path, key, shared[key], explicit[key])
+    return as_begun(config)
 
 
 def read_file(path: Path) -> Flat:

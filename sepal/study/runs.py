@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 LATEST = 2.0**37  # seconds since 1970: in the year 6325
 EXPORT = "you allow (sepal export --allow package.module:NAME)"
+ROOM = 2  # times the memory that is available, for what training takes: a model that is not trained has a third of it
 INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
 
 
@@ -166,6 +167,7 @@ def model_of(
     Raises:
         ConfigError: The run has no such client, its model cannot be exported, or it names code that is not allowed.
     """
+    from sepal.client_app.guard import available, check_sizes
     from sepal.config.elsewhere import check_code
     from sepal.export.client_model import client_model
     from sepal.export.common_model import common_model
@@ -174,6 +176,7 @@ def model_of(
 
     flat = stored_config(path) or {}
     check_code(flat, allow, how)
+    check_sizes(flat, ROOM * available())
     if client is None:
         with naming(path):
             return common_model(path, flat, view=view, round=round)

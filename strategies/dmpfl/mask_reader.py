@@ -9,6 +9,7 @@ from sepal.strategies.dmpfl.server import DmPflServer
 
 def masks(run: EndedRun) -> ClientMasks:
     """Return the masks in the server's state."""
+    run.check_few(run.server.held)
     algorithm, names = DmPflServer(run.setup), sorted(run.server.held)
     personal = [algorithm.personal_mask(run.server, name) for name in names]
     shared = joined([unpack(run.server.global_mask, algorithm.layout)], algorithm.parts)[0]

@@ -24,6 +24,7 @@ def masks(run: EndedRun) -> ClientMasks:
     Raises:
         ConfigError: No client has taken part.
     """
+    run.check_few(run.server.kept)
     parts, names = SubFedAvgServer(run.setup).prunable.parts, sorted(run.server.kept)
     if not names:
         raise ConfigError("run", "one in which a client has taken part", "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -11,16 +12,19 @@ import sys
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import sepal
+from sepal.client_app import guard
 from sepal.config import RunConfig, key_fields
 from sepal.config.elsewhere import CODE, PLACES
-from sepal.errors import SepalError, StateError
+from sepal.errors import ConfigError, SepalError, StateError
 from sepal.flower import simulation
+from sepal.method.readers import EndedRun
 from sepal.report import learned_rows
 from sepal.report.data import datasets, views
 from sepal.report.page import render
@@ -35,6 +39,7 @@ from sepal.strategies.assembly import assemble
 from sepal.study import comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.results import read_result
+from sepal.study.run_keys import gather
 from sepal.study.runs import places_in
 from tests.attacks.looking import LOOKS, READS, changed, command, compared
 from tests.sepal.cli.runs_for_tests import write_run
@@ -82,6 +87,60 @@ def test_what_is_allowed_is_imported(key, ran, tmp_path):
     if key in ("method", "model", "task"):
         assert ran(), message
     assert "expected code that you allow" not in message
+
+
+def test_a_run_that_is_not_continued_imports_nothing(ran, tmp_path):
+    run = planted(tmp_path / "c", method=TRAP)
+    with pytest.raises(ConfigError, match=f"method: expected '{TRAP}', with which the run a was started"):
+        gather(None, (), {"name": "a", "out": str(run.parent), "method": "fedavg"}, tmp_path)
+    assert not ran()
+
+
+@pytest.mark.parametrize("model", ["auto", "cnn2-small"])
+def test_a_model_of_absurd_size_is_not_built_when_somebody_looks(model, tmp_path, monkeypatch):
+    """``auto`` was built whatever its size: a config of 2 kB filled the memory of `sepal report`."""
+    monkeypatch.setattr(guard, "available", lambda: 64 << 20)
+    sizes = {"dataset": "own", "own.shape": "1x400x400", "own.classes": 10, "batch-size": 1}
+    run = planted(tmp_path / "c", model=model, **sizes)
+    monkeypatch.setattr(learned_rows, "assemble", lambda *arguments, **keys: pytest.fail("built"))
+    with pytest.raises(SepalError, match=r"model: expected sizes that fit .* of this node's memory, got cnn2-small of"):
+        learned_rows.read(run, "masks")
+    for look in ("export", "model"):
+        assert "model: expected sizes that fit" in LOOKS[look](run)
+
+
+@pytest.mark.parametrize(
+    ("module", "reader"),
+    [("dmpfl.mask_reader", "masks"), ("subfedavg.pruning_reader", "masks"), ("pa3dfl.embedding_reader", "embeddings")],
+)
+def test_a_checkpoint_that_names_very_many_clients_makes_no_row_for_each_pair(module, reader):
+    """``clients = 10`` or 0 in its config and 10,000 names in 600 kB of its checkpoint made 100 million rows."""
+    read_names = getattr(importlib.import_module(f"sepal.strategies.{module}"), reader)
+    names = dict.fromkeys(map(str, range(learned_rows.MOST + 1)))
+    server = SimpleNamespace(held=names, kept=names, hypernetwork=SimpleNamespace(embeddings=names))
+    run = EndedRun(None, server, None, None, learned_rows.MOST)
+    with pytest.raises(ConfigError, match="run: expected one of at most 60 clients, got 61"):
+        read_names(run)
+
+
+def test_states_of_very_many_clients_are_not_compared(tmp_path, monkeypatch):
+    run = changed(planted(tmp_path / "c"), method="pfedgate", model="digits-cnn")
+    for number in range(learned_rows.MOST + 1):
+        (run / "clients" / "store" / f"client-{number}").mkdir(parents=True)
+    monkeypatch.setattr(learned_rows, "_newest", lambda path, assembly: SimpleNamespace(server=None))
+    with pytest.raises(ConfigError, match="run: expected one of at most 60 clients, got 61"):
+        learned_rows.read(run, "vectors", most=learned_rows.MOST)
+
+
+def test_an_about_file_of_very_many_counts_makes_no_row_for_each(tmp_path):
+    """16 MB of ``1,`` made 8 million rows, which took gigabytes; a run stores at most a million."""
+    run = planted(tmp_path / "c")
+    about = json.loads((run / ABOUT).read_text())
+    for clients, known in ((16, True), (17, False)):
+        row = [1] * (about_module.MOST_COUNTS // 16)
+        labels = {f"client-{number:05d}": row for number in range(clients)}
+        (run / ABOUT).write_text(json.dumps({**about, "labels": labels}, separators=(",", ":")))
+        assert (labels_of(read_run(run)).counts is not None) == known
 
 
 @contextmanager

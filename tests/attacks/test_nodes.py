@@ -129,6 +129,8 @@ def test_a_nodes_own_paths_and_data_win_over_those_of_the_run(module, tmp_path):
         {"own.shape": "1x64x64", "batch-size": 2**40},
         {"own.shape": "1x30000x30000", "model": "cnn2"},
         {"own.classes": 1_000_000, "own.shape": "200000000", "model": "har-mlp"},
+        {"own.shape": "1x30000x30000", "model": "auto"},
+        {"own.shape": "16", "own.vocabulary": 2**40, "model": "auto"},
     ],
 )
 def test_sizes_that_do_not_fit_the_node_are_refused_before_anything_is_allocated(sizes, module):

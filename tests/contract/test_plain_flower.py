@@ -21,6 +21,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError, RoundError
 from sepal.protocol.messages import Content, Reply
 from sepal.protocol.types import ClientInfo, Kind
+from sepal.server.roster import PATIENCE
 from sepal.server.round import Round
 from sepal.storage.serialize import digest
 from sepal.strategies import registry
@@ -249,6 +250,38 @@ def test_a_newcomer_joins_between_rounds_and_a_second_client_of_a_name_is_refuse
     result = FedAvg(Net).start(grid, arrays(), num_rounds=2)
     assert [result.train_metrics_clientapp[number]["clients"] for number in (1, 2)] == [3, 4]
     assert any("client client-00000: expected one client of that name" in line for line in caplog.messages)
+
+
+def test_a_client_that_was_away_takes_part_again():
+    """To a node that is asked anew W_0 was sent again, at which it forgot what it was: then it was a second one."""
+
+    class Away(ContextGrid):
+        def get_node_ids(self):
+            return [1, 2, 3] if self.kinds.count("train") == CLIENTS else [1, 2, 3, 4]
+
+    result = FedAvg(Net).start(Away(wrap_client(FedAvg, Net, load), contexts()), arrays(), num_rounds=4)
+    assert [result.train_metrics_clientapp[number]["clients"] for number in (1, 2, 3, 4)] == [4, 3, 4, 4]
+
+
+def test_a_silent_stranger_a_round_costs_no_more_than_its_patience():
+    """Each took ``timeout`` of ``start``, an hour by default, in every round."""
+    waited = []
+
+    class Silent(ContextGrid):
+        def get_node_ids(self):
+            return [1, 2, 3, 4, *range(100, 100 + self.kinds.count("train") // CLIENTS)]
+
+        def send_and_receive(self, messages, *, timeout=None):
+            answered = [message for message in messages if message.metadata.dst_node_id < 100]
+            if len(answered) < len(messages):
+                waited.append(timeout)
+            return super().send_and_receive(answered, timeout=timeout)
+
+    for timeout in (3600, 5):
+        grid = Silent(wrap_client(FedAvg, Net, load), contexts())
+        FedAvg(Net).start(grid, arrays(), num_rounds=4, timeout=timeout)
+        assert waited == [min(timeout, PATIENCE)] * 3
+        waited.clear()
 
 
 @pytest.mark.parametrize("key", ["least-noise", "most-uploads", "audit", "export"])
