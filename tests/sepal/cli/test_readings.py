@@ -74,7 +74,7 @@ def test_three_clients_on_a_line_are_clustered_by_wards_method(run, monkeypatch)
     places = {"x": 0.0, "y": 1.0, "z": 5.0}
     counts = {"x": [3.0, 0.0], "y": [2.0, 0.0], "z": [0.0, 9.0]}
     vectors = {name: np.array([position]) for name, position in places.items()}
-    monkeypatch.setattr(learned_rows, "read", lambda path, kind, allowed: vectors)
+    monkeypatch.setattr(learned_rows, "read", lambda path, kind, allowed, most: vectors)
     monkeypatch.setattr(learned_rows, "labels_of", lambda run: Labels((), counts))
     clustering = learned_rows.clusters(run)
     order = clustering["clients"]
