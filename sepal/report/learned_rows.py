@@ -88,7 +88,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
 
     def states() -> Iterator[tuple[str, Any]]:
         for name in sorted({folder.name for folder in path.glob("clients/*/*") if NAME.match(folder.name)}):
-            newest = newest_state(path, assembly, name, elsewhere=allowed.data)
+            newest = newest_state(path, assembly, name, elsewhere=False)  # they may be of other data
             if newest and newest.stored:
                 stores[name] = newest.store
                 yield name, newest.stored.state
