@@ -171,7 +171,7 @@ class ClientHost:
         """
         newest = max((version_round(version) for version in self.store.versions() or ()), default=0)
         if round < newest:
-            why = "another upload with noise of an earlier one would count for nobody: the server has an older copy"
+            why = "the server has gone back to an older copy: its ε would leave out a second upload of an earlier round"
             raise StateError("round", f"a round from {newest} on, because {why}", round)
 
     def _facts_of_store(self) -> dict[str, str]:

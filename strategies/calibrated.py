@@ -23,7 +23,7 @@ from typing import Any
 from sepal.data import DatasetInfo
 
 FALLBACK = "fedavg"
-FINDS = "`sepal tune`, or --set lr=search, searches for yours (in a Flower app of your own, give lr=)"
+FINDS = "`sepal tune`, or --set lr=search, searches for yours (in your own Flower app, pass lr=)"
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ def argument_keys(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
 def check_key(key: str, value: Any) -> None:
     """Raise ConfigError if a shared key has no effect in a plain Flower app."""
     if key not in KEYS:
-        expected = INSTEAD.get(key, "a key that works in a Flower app of your own (docs/flower-app.md); not this one")
+        otherwise = "a key that works in a Flower app of your own (docs/flower-app.md), or another name if it is yours"
+        expected = INSTEAD.get(key, otherwise)
         raise ConfigError(key, expected, value)
 
 
@@ -112,12 +113,13 @@ def read_keys(method: Method, run_config: Mapping[str, Any]) -> tuple[dict[str, 
     """Return the keys of a user's run config that are Sepal's, and the names of the others, which are his own.
 
     Raises:
-        ConfigError: A key of a group of Sepal's, such as ``privacy.noise``, has no effect in a plain Flower app. A name
-            without a dot may be the user's own (``dataset``), and a caller names those that are not read.
+        ConfigError: A key with a dot that is one of Sepal's, such as ``compress.keep``, has no effect in a plain Flower
+            app; nor has any ``privacy.*``. A name without a dot may be the user's own (``dataset``), and a caller names
+            those that are not read.
     """
-    groups = {key.partition(".")[0] for key in flat_keys(RunConfig) if "." in key}
+    known = set(flat_keys(RunConfig))
     for key, value in run_config.items():
-        if "." in key and key.partition(".")[0] in groups:
+        if "." in key and (key in known or key.startswith("privacy.")):  # a typo there would leave the noise out
             check_key(key, value)
     sepal_keys = {key: value for key, value in run_config.items() if key in KEYS or key.startswith(f"{method.name}.")}
     return sepal_keys, [key for key in run_config if key not in sepal_keys]

@@ -135,7 +135,7 @@ def _of_user(reference: str) -> Method:
     if method.name != lowered or lowered in table():
         if lowered in table():
             raise ConfigError("method", f"a name for {reference} that no other method has", f'"{lowered}"')
-        expected = f'{reference} to be registered as "{lowered}", its variable in lower case'
+        expected = f'{reference} to be registered under the name "{lowered}", the variable in lower case'
         raise ConfigError("method", expected, f'"{method.name}"')
     _loaded[reference] = method
     return method

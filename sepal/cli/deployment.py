@@ -145,11 +145,11 @@ def submit(
         from sepal.engines.flower.processes import healthy
         from sepal.engines.flower.submission import alone, run_bundle
         from sepal.storage.home import private_home
-        from sepal.strategies.assembly import assemble
+        from sepal.study.run import assembled
         from sepal.study.run_keys import gather_to_serve
 
     flat = gather_to_serve(config, sets or [], name, out, tell)
-    assemble(flat)  # reports bad keys before anything is started
+    assembled(flat, Path.cwd())  # reports bad keys before anything is started
     if attempts > 1 and not flat.get("name"):
         raise ConfigError("--name", "a name beside --attempts, so that the run is continued", "none")
     credentials = ServerCredentials.of(certs) if certs else None

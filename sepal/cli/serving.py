@@ -70,11 +70,11 @@ def serve(
         from sepal.engines.flower.unpacking import clear
         from sepal.flower.versions import require_supported
         from sepal.storage.home import private_home
-        from sepal.strategies.assembly import assemble
+        from sepal.study.run import assembled
 
     require_supported()
     set_metrics(metrics)
-    assembly = assemble(flat)  # reports bad keys before any process is started
+    assembly = assembled(flat, Path.cwd())  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
         raise ConfigError("--control", "another port than --port", control)

@@ -17,6 +17,7 @@ from sepal.method.algorithms import ClientAlgorithm
 from sepal.protocol.payloads import seal
 from sepal.protocol.types import Kind, Plan, Predictor
 from sepal.protocol.views import MODELS
+from sepal.runs.about import with_images_as_begun
 from sepal.server.run_state import RoundStart, RunState
 from sepal.storage.home import home
 from sepal.strategies.assembly import Assembly, assemble
@@ -44,7 +45,8 @@ def client_model(
             combined in an unknown way.
         StateError: What the server sent last cannot be made again.
     """
-    assembly = assemble(as_begun(config))
+    with with_images_as_begun(path):
+        assembly = assemble(as_begun(config))
     number = assembly.client_number(client)
     newest = newest_state(path, assembly, client, round=round)
     if number is None or newest is None:

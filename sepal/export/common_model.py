@@ -17,6 +17,7 @@ from sepal.errors import ConfigError, printable
 from sepal.export.extraction import ClientModel, extract
 from sepal.export.stored_states import last_trained, progress_of, received_predictor, start_after
 from sepal.protocol.payloads import seal
+from sepal.runs.about import with_images_as_begun
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import as_begun
 
@@ -38,7 +39,8 @@ def common_model(
     Raises:
         ConfigError: Each client has a model of its own, or the models of that round are not kept.
     """
-    assembly = assemble(as_begun(config))
+    with with_images_as_begun(path):
+        assembly = assemble(as_begun(config))
     method, keys = assembly.method, assembly.setup.config
     if not method.one_model:
         reason = f"each has a model of its own with {method.name}"

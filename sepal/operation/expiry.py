@@ -19,8 +19,8 @@ from sepal.errors import ConfigError
 DAY = 86400.0
 WARN_DAYS = (30, 7, 1)
 AT_SERVER = (
-    "run `sepal certs` again (for ca.crt with --renew-ca), and start this server again with the same name; the run "
-    "goes on where it was"
+    "run `sepal certs` again (with --renew-ca if it is ca.crt that expires), and start this server again with the same "
+    "name; the run goes on where it was"
 )
 AT_CLIENT = "copy it again from where it was renewed (`sepal certs --renew-ca`), and start this client again"
 
@@ -60,7 +60,8 @@ def check_not_expired(certificates: Sequence[Path], now: datetime | None = None)
     time = now or datetime.now(UTC)
     for file in certificates:
         if (end := expiry(file)) < time:
-            expected = f"a certificate that is valid on {time:%Y-%m-%d} (run `sepal certs` again, or set the clock)"
+            remedy = "run `sepal certs` again, with --renew-ca for ca.crt, or set the clock"
+            expected = f"a certificate that is valid on {time:%Y-%m-%d} ({remedy})"
             raise ConfigError(str(file), expected, f"one that expired on {end:%Y-%m-%d %H:%M} UTC")
 
 

@@ -59,7 +59,7 @@ SENTENCES: Mapping[Word, str] = {
     Word.DATA: "data that it can use (its console says what is wrong; mend it there and start the client again)",
     Word.MODEL: "a model that fits its data (its console says what is wrong; use the same model on both sides)",
     Word.STATE_LOST: "the state of the round before (put back its state-dir, set lost-states = restart, or evict it)",
-    Word.WENT_BACK: "a round after those it answered (with privacy.noise, do not put a copy back: begin a new run)",
+    Word.WENT_BACK: "a round after those it answered (the server has an older copy; with noise, begin a new run)",
     Word.STATE: "a state-dir that is its own (its console names what to mend: another process, owner, or release)",
     Word.DEVICE: "a device that it has (change `device`, `precision`, or the --device of its `sepal join`)",
     Word.DEVICE_MEMORY: "an answer that fits the memory of its device (try a smaller batch-size or width)",

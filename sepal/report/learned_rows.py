@@ -22,7 +22,7 @@ from sepal.errors import ConfigError, DamagedError, SepalError
 from sepal.method.interface import resolve
 from sepal.method.readers import ClientMasks, EndedRun, Matrix, Reader
 from sepal.names import NAME
-from sepal.runs.about import StoredData, info_of, labels_of
+from sepal.runs.about import StoredData, info_of, labels_of, with_images_as_begun
 from sepal.runs.stored_run import NOTHING, Allowed, read_run, stored_config
 from sepal.server.run_state import RunState
 from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
@@ -96,7 +96,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING, most: int = 0) -> An
         names = sorted({folder.name for folder in path.glob("clients/*/*") if NAME.match(folder.name)})
         run.check_few(names)
         for name in names:
-            newest = newest_state(path, assembly, name, elsewhere=allowed.data)
+            newest = newest_state(path, assembly, name, elsewhere=False)  # they may be of other data
             if newest and newest.stored:
                 stores[name] = newest.store
                 yield name, newest.stored.state
@@ -119,7 +119,8 @@ def _assembled(path: Path, allowed: Allowed) -> Assembly:
     stored = read_run(path, allowed)
     check_code(stored.config, allowed.code, "you allow (sepal report --allow package.module:NAME)")
     if allowed.data:
-        return assemble(registry.as_begun(stored.config))
+        with with_images_as_begun(path):
+            return assemble(registry.as_begun(stored.config))
     info = info_of(stored)
     sizes = {"own.shape": "x".join(map(str, info.input_shape)), "own.classes": info.classes}
     check_sizes({**stored.config, **sizes, "dataset": OWN, "own.vocabulary": info.vocabulary})

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from sepal.data.examples import ClientData, DatasetInfo, Examples
 from sepal.data.federation import DealtData
 from sepal.data.own import OWN, own_info
 from sepal.data.schema import FILE, parsed
-from sepal.errors import ConfigError, SepalError
+from sepal.data.sources.images import MixedSizesError
+from sepal.errors import ConfigError, DataError, SepalError
 from sepal.names import NAME, client_name
-from sepal.runs.stored_run import ABOUT, FORMAT, StoredRun, stored_about
+from sepal.runs.stored_run import ABOUT, FORMAT, StoredRun, begun, stored_about
 from sepal.server.report import described
 from sepal.storage.files import write_atomically
 from sepal.storage.regular import TEXT
@@ -125,6 +127,34 @@ def check_schema(path: Path, info: DatasetInfo) -> None:
         )
         way = f"bring schema.toml and the table back, or give another --name (in Python name=), or delete {path}"
         raise ConfigError(FILE, expected, f"others (digest {current or 'none'}); {way}")
+
+
+@contextmanager
+def with_images_as_begun(path: Path | None) -> Iterator[None]:
+    """Let the error for images of several sizes say what the run at ``path`` can do, if it has begun.
+
+    Its images had one size, which is no key, so that no key brings others to it.
+
+    Args:
+        path: The run directory, which need not exist; None for a run without a name.
+
+    Raises:
+        DataError: Images have several sizes.
+    """
+    try:
+        yield
+    except MixedSizesError as mixed:
+        if path is None or not begun(path):
+            raise
+        data = stored_about(path).get("data")
+        shape = data.get("input_shape") if isinstance(data, dict) else None
+        size = "x".join(map(str, shape[1:])) if isinstance(shape, list) else ""
+        others = [f"{other} ({file})" for other, file in mixed.files.items() if other != size]
+        expected = (
+            f"images of {size or 'one size'}, with which the run {path.name} was started: remove or resize the others, "
+            "or give another --name (in Python name=)"
+        )
+        raise DataError(mixed.key, expected, others[0] if size and others else mixed.got) from None
 
 
 def _counted(assembly: Assembly) -> dict[str, list[int]] | None:

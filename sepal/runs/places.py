@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from sepal.config import RunConfig, method_name
 from sepal.storage.home import home
@@ -22,6 +24,19 @@ def default_base(engine: str) -> Path:
     if engine == IN_PROCESS:
         return Path.cwd()
     return home()
+
+
+def named_path(flat: Mapping[str, Any], base: Path) -> Path | None:
+    """Return the directory of the run that flat keys name; None if they name none.
+
+    Args:
+        flat: Flat run-config keys, not checked yet.
+        base: The directory that a relative ``out`` is relative to.
+    """
+    name, out = flat.get("name"), flat.get("out", RunConfig.model_fields["out"].default)
+    if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
+        return None
+    return base / expanded("out", out) / name
 
 
 def run_path(config: RunConfig, base: Path, now: datetime | None = None) -> Path:

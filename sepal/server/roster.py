@@ -88,6 +88,8 @@ class Connections:
         silent: Node id to the reason why its last query has no answer.
         version_of: Returns the version that the server has of a client's state; empty if it has none.
         lost: The clients that lacked this version when they were asked last.
+        newest_round: Returns the newest round that a client may have answered; None: it is not checked. With
+            ``privacy.noise``, uploads of later rounds are in no record of this server, so its ε would leave them out.
         pending: Node id to when it was asked, in seconds of the monotonic clock, for those that may still answer.
     """
 
@@ -111,6 +113,7 @@ class Connections:
     silent: dict[int, str] = field(default_factory=dict)
     version_of: Callable[[str], str] = lambda name: ""
     lost: set[str] = field(default_factory=set)
+    newest_round: Callable[[], int | None] = lambda: None
     pending: dict[int, float] = field(default_factory=dict)
     _turn: int = 0
     _resting: dict[int, tuple[int, int]] = field(default_factory=dict)  # node id to (until which turn, for how long)
@@ -217,7 +220,15 @@ class Connections:
         if self.weights and weights and weights != self.weights:
             expected = f"digest {self.weights[:12]} (frozen tensors included)"
             return RosterError(f"{name}: initial weights", expected, weights[:12])
-        return self._too_small(reply.client) or self._second(node, reply, ask) or changed
+        return self._ahead(reply) or self._too_small(reply.client) or self._second(node, reply, ask) or changed
+
+    def _ahead(self, reply: Reply) -> RosterError | None:
+        most, listed = self.newest_round(), reply.facts.get("versions", "")
+        rounds = [version_round(version) for version in listed.split("\n") if is_version(version)]
+        if most is None or max(rounds, default=0) <= most:
+            return None
+        expected = f"states of at most round {most}: this server goes on from an older copy (begin a new run)"
+        return RosterError(f"{reply.client.name}: states", expected, f"one of round {max(rounds)}")
 
     def _changed(self, client: ClientInfo) -> ChangedDataError | None:
         began = self.data.get(client.name, client.data)

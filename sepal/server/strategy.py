@@ -77,6 +77,8 @@ class SepalStrategy:
         inert = inert_values(setup.config, setup.hyper) if agreed else {}
         self._connections = Connections(self._run.state.weights, agreed, inert)
         self._connections.version_of = lambda name: self._run.state.versions.get(name, "")
+        if setup.config.privacy.noise:
+            self._connections.newest_round = lambda: self._run.state.round + 1
         self._current: Round | None = None
         self._spent = 0.0
 

@@ -29,6 +29,24 @@ class PreparedRun(NamedTuple):
         return self.assembly.setup.config
 
 
+def assembled(flat: Flat, base: Path) -> Assembly:
+    """Return the parts of the run that the keys ``flat`` describe, which may have begun.
+
+    Args:
+        flat: Flat run-config keys.
+        base: The directory that a relative ``out`` is relative to.
+
+    Raises:
+        SepalError: A key is invalid, or data is missing or not as when the run began.
+    """
+    from sepal.runs.about import with_images_as_begun
+    from sepal.runs.places import named_path
+    from sepal.strategies.assembly import assemble
+
+    with with_images_as_begun(named_path(flat, base)):
+        return assemble(flat)
+
+
 def prepare(flat: Flat, base: Path, workers: int = 0) -> PreparedRun:
     """Check the keys ``flat`` and return the run that they describe.
 
@@ -44,12 +62,11 @@ def prepare(flat: Flat, base: Path, workers: int = 0) -> PreparedRun:
     from sepal.data.locations import data_directory
     from sepal.engines.in_process import check_clients
     from sepal.runs.places import run_path
-    from sepal.strategies.assembly import assemble
 
     if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
         flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
     flat, note = _with_rate(flat, base, workers)
-    assembly = assemble(flat)
+    assembly = assembled(flat, base)
     check_clients(assembly.setup.config)  # before the run's directory is created
     left_out: tuple[str, ...] = ()
     if isinstance(assembly.data, DealtData):
@@ -69,11 +86,10 @@ def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, .
         return flat, ()
     from sepal.runs.places import run_path
     from sepal.runs.stored_run import begun, stored_config
-    from sepal.strategies.assembly import assemble
     from sepal.study.rate_search import searched_rate
 
     if flat.get("name"):
-        path = run_path(assemble({**flat, "lr": 0.0}).setup.config, base)
+        path = run_path(assembled({**flat, "lr": 0.0}, base).setup.config, base)
         if begun(path) and (stored := stored_config(path)):
             return {**flat, "lr": stored["lr"]}, ()
     rate = searched_rate(flat, workers)

@@ -10,6 +10,7 @@ from typing import Any
 from sepal.config import Flat, Mark, RunConfig, key_types, marked, parse
 from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
+from sepal.runs.places import named_path
 from sepal.runs.stored_run import FREE, begun, started_with, stored_config
 from sepal.storage.regular import expanded
 from sepal.storage.toml_text import parse_toml
@@ -97,10 +98,9 @@ def stored(explicit: Flat, base: Path) -> Flat:
     Raises:
         ConfigError: A run of this name has begun with another method, data set or task.
     """
-    name, out = explicit.get("name"), explicit.get("out", RunConfig.model_fields["out"].default)
-    if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
+    path = named_path(explicit, base)
+    if path is None:
         return {}
-    path = base / expanded("out", out) / name
     config = stored_config(path) if begun(path) or FREE.issuperset(explicit) else None
     if config is None:
         return {}

@@ -188,9 +188,11 @@ def model_of(
     if client not in names and is_number and client_name(int(client)) in names:
         client = client_name(int(client))
     if client not in names and is_number and flat.get("client-names") == "owners":
+        from sepal.runs.about import with_images_as_begun
         from sepal.strategies.assembly import assemble
 
-        client = assemble(flat).client_name(int(client))
+        with with_images_as_begun(path):
+            client = assemble(flat).client_name(int(client))
     if client not in names:
         few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
         raise ConfigError("client", f"a client of {path.name}: {few}", client)

@@ -50,7 +50,7 @@ def encode(tensors: Tensors) -> bytes:
         entries.append(
             TensorHeader(
                 name,
-                tensor.shape,
+                tuple(tensor.shape),  # a method of the user's own may give a list
                 index.coding,
                 tensor.coding,
                 tensor.nnz,

@@ -18,7 +18,7 @@ from sepal.config import FolderSettings, HubReading, HubSettings, RunConfig
 from sepal.data import load
 from sepal.data.inspecting import inspect
 from sepal.data.schema import read_schema
-from sepal.data.sources import femnist, folder, har, hub, imdb
+from sepal.data.sources import femnist, folder, har, hub, imdb, reading
 from sepal.data.sources.idx import read_idx
 from sepal.data.sources.images import read_example
 from sepal.data.sources.inputs import read_inputs
@@ -212,6 +212,14 @@ def test_one_long_text_of_a_small_file_fills_no_memory(name, tmp_path, little_me
     with pytest.raises(DataError) as caught:
         LONG[name](tmp_path)
     assert "allocate" not in str(caught.value)
+
+
+def test_many_owners_beside_one_with_a_long_name_fill_no_memory(monkeypatch):
+    """Each row takes the room of the longest name: 256 letters, 1 kB, for a row of one letter."""
+    monkeypatch.setattr(reading, "MOST_UNPACKED", 1 << 20)
+    assert len(reading.owners_of("a", ["a" * 256, *(1000 * ["b"])])) == 1001
+    with pytest.raises(DataError, match=r"names of owners that take at most 0.00105 GB, each as much as the longest"):
+        reading.owners_of("a", ["a" * 256, *(1100 * ["b"])])
 
 
 def test_a_long_text_in_a_column_that_may_be_the_owners_fills_no_memory(tmp_path, little_memory):

@@ -138,6 +138,12 @@ def test_what_has_no_effect_is_refused_by_name(keys, words):
         started(**keys)
 
 
+def test_keys_of_the_users_own_may_have_the_name_of_a_group():
+    assert isinstance(FedAvg(Net, {"partition.my-own": 1.0, "hf.token": "x", "split.mine": 3}), Strategy)
+    with pytest.raises(ConfigError, match=r"privacy\.nois: expected a key that works in a Flower app of your own"):
+        FedAvg(Net, {"privacy.nois": 1.0})
+
+
 @pytest.mark.parametrize("key", sorted(key for key in flat_keys(RunConfig) if "." in key and key not in KEYS))
 def test_no_key_of_sepals_groups_in_a_run_config_is_taken_for_the_users_own(key):
     """``privacy.noise`` was: the run went on without noise."""

@@ -108,7 +108,7 @@ def test_who_looks_at_a_run_executes_none_of_its_code(own_method):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("own_methods:Renamed", "registered as .renamed., its variable in lower case"),
+        ("own_methods:Renamed", "registered under the name .renamed., the variable in lower case"),
         ("own_methods:Local", "a name for own_methods:Local that no other method has, got .local."),
         ("own_methods:Nothing", "to be what .*register returns"),
         ("own_methods:Missing", "that can be imported"),

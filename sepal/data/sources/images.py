@@ -8,8 +8,9 @@ from __future__ import annotations
 import io
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -51,7 +52,13 @@ AS_IS = ImageFormat()
 
 
 class MixedSizesError(DataError):
-    """Images have several sizes, and nothing says which one they are brought to."""
+    """Images have several sizes, and nothing says which one they are brought to.
+
+    Attributes:
+        files: Two sizes, HEIGHTxWIDTH, to the first image of each; empty if the error is of another process.
+    """
+
+    files: Mapping[str, str] = MappingProxyType({})
 
 
 class OneSize:
@@ -64,7 +71,7 @@ class OneSize:
 
     def __init__(self, key: str, image_format: ImageFormat) -> None:
         self._key, self._as_they_are = key, image_format.size is None
-        self._first = ""
+        self._first = self._first_file = ""
 
     def check(self, name: str, image: NDArray[Any]) -> None:
         """Compare an image's size with that of the first one.
@@ -77,11 +84,14 @@ class OneSize:
             MixedSizesError: It is another one.
         """
         size = f"{image.shape[0]}x{image.shape[1]}"
-        self._first = self._first or size
+        file = name.removeprefix(self._key).lstrip("/ ")
+        if not self._first:
+            self._first, self._first_file = size, file
         if self._as_they_are and size != self._first:
             expected = f"images of one size (folder.resize = {COMMON_SIZE})"
-            where = name.removeprefix(self._key).lstrip("/ ")
-            raise MixedSizesError(self._key, expected, f"{self._first} and {size} ({where})")
+            error = MixedSizesError(self._key, expected, f"{self._first} and {size} ({file})")
+            error.files = {self._first: self._first_file, size: file}
+            raise error
 
 
 def read_example(path: Path, image_format: ImageFormat = AS_IS) -> NDArray[Any]:

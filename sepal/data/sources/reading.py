@@ -81,6 +81,9 @@ def owners_of(key: str, cells: Sequence[Any]) -> NDArray[Any]:
     longest = max((len(cell) for cell in cells if isinstance(cell, str | bytes)), default=0)
     if longest > MOST_LETTERS:
         raise DataError(key, f"names of owners of at most {MOST_LETTERS} letters", f"one of {longest:,}")
+    if (size := 4 * longest * len(cells)) > MOST_UNPACKED:  # every row has the room of the longest name
+        expected = f"names of owners that take at most {MOST_UNPACKED / 1e9:.3g} GB, each as much as the longest"
+        raise DataError(key, expected, f"{len(cells):,} of {longest} letters, {size / 1e9:.3g} GB")
     return np.asarray(cells)
 
 

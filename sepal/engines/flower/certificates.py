@@ -182,7 +182,9 @@ def _make_server(
         existing = read_certificate(file.read_bytes())
         existing_hosts = list(existing.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
         until = existing.not_valid_after_utc
-        lasting = not anew and (until == end or until - now > timedelta(days=RENEW_DAYS))
+        # A renewal may have been interrupted between its two files.
+        fits = _is_key_of(directory / "server" / "server.key", existing)
+        lasting = not anew and fits and (until == end or until - now > timedelta(days=RENEW_DAYS))
         if lasting and existing.issuer == issuer.subject and set(hosts) <= set(existing_hosts):
             return False
         hosts = list(dict.fromkeys([*existing_hosts, *hosts]))
@@ -201,6 +203,14 @@ def _make_server(
     _write(directory / "server" / "server.key", key.private_bytes(_PEM, _PKCS8, _PLAIN))
     _write(file, certificate.public_bytes(_PEM))
     return True
+
+
+def _is_key_of(file: Path, certificate: x509.Certificate) -> bool:
+    try:
+        key = serialization.load_pem_private_key(file.read_bytes(), None)
+    except (OSError, ValueError, TypeError):
+        return False
+    return key.public_key() == certificate.public_key()
 
 
 def _signer(file: Path, passphrase: Passphrase) -> ec.EllipticCurvePrivateKey:
@@ -222,7 +232,7 @@ def _signer(file: Path, passphrase: Passphrase) -> ec.EllipticCurvePrivateKey:
 def _check_valid(directory: Path, issuer: x509.Certificate, now: datetime) -> None:
     """Raise StateError if the authority has expired."""
     if issuer.not_valid_after_utc < now:
-        expected = "an authority that is valid (renew it with --renew-ca, for all machines)"
+        expected = "an authority that is valid (renew it with --renew-ca, then copy ca.crt to all machines)"
         raise StateError(str(directory), expected, f"one until {issuer.not_valid_after_utc:%Y-%m-%d}")
 
 

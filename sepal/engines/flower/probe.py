@@ -149,9 +149,10 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
             yield Finding("TLS", True, "none: everybody on the way can read and change everything")
         return
     end = expiry(credentials.authority)
-    left, words = (end - datetime.now(UTC)).total_seconds() / DAY, f"{credentials.authority} {{}} {end:%Y-%m-%d}"
+    left, authority = (end - datetime.now(UTC)).total_seconds() / DAY, credentials.authority
     if left <= 0:
-        yield Finding("certificate", False, f"{words.format('expired on')}: {AT_CLIENT}")
+        expired = f"{authority} expired on {end:%Y-%m-%d}, or this clock is wrong"
+        yield Finding("certificate", False, f"{expired}: {AT_CLIENT}")
         return
     answer = _handshake(host, port, credentials.authority, timeout)
     if isinstance(answer, ssl.SSLSocket):
@@ -162,7 +163,7 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
         renew = ": renew it with `sepal certs`" if days <= max(WARN_DAYS) else ""
         yield Finding("certificate", True, f"valid for {host} for {days:.0f} more days{renew}")
         if left <= max(WARN_DAYS):
-            yield Finding("certificate", True, f"{words.format('expires on')}: {AT_CLIENT}")
+            yield Finding("certificate", True, f"{authority} expires on {end:%Y-%m-%d}: {AT_CLIENT}")
         if grpc == speaks_http():
             yield _other_transport()
     elif isinstance(answer, ssl.SSLCertVerificationError):

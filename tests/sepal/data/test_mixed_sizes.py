@@ -24,7 +24,8 @@ from sepal.errors import DataError
 from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, write_order
 from sepal.protocol.types import Kind, Plan
-from sepal.runs.stored_run import stored_config
+from sepal.report import learned_rows
+from sepal.runs.stored_run import Allowed, stored_config
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import defaults
 from sepal.study.run_keys import gather_to_serve
@@ -230,6 +231,41 @@ def test_a_run_goes_on_exports_and_predicts_with_the_size_that_it_began_with(tmp
     fitted = images.read_example(Path("new.png"), images.ImageFormat((64, 64)))
     label = longer.predict("anna", fitted[None])["label"].tolist()
     assert pd.read_csv(io.StringIO(result.stdout))["label"].tolist() == label
+
+
+@pytest.mark.parametrize("other", ["-.png", "z.png"])
+def test_a_run_that_has_begun_names_no_key_for_a_photograph_of_another_size(other, tmp_path, monkeypatch):
+    """Its images had one size, and ``folder.resize`` can only be given to another run. The other may be read first."""
+    keys = folder(tmp_path / "photos", ("anna/cat", "anna/dog", "ben/cat", "ben/dog"), (WIDE, WIDE))
+    monkeypatch.chdir(tmp_path)
+    chosen = {**keys, **RUN, "method": "pfedgate", "name": "r"}
+    sets = [f"--set={key}={value}" for key, value in chosen.items()]
+
+    def line(*arguments, code=2):
+        done = CliRunner().invoke(app, [*arguments])
+        assert done.exit_code == code, done.output
+        return f"{done.stderr} {done.exception or ''}"
+
+    line("run", *sets, "--rounds=1", "--workers=1", code=0)
+    write(tmp_path / "photos" / "anna" / "cat" / other, (40, 50), 0)
+    words = "expected images of 66x90, with which the run r was started: remove or resize the others, or give another"
+    for command in (
+        ["run", "--name=r", "--rounds=2"],
+        ["run", *sets, "--rounds=2"],
+        ["run", *sets, "--rounds=2", "--set=lr=search"],
+        ["export", "runs/r", "anna"],
+        ["export", "runs/r", "0"],
+        ["export", "runs/r"],
+        ["serve", "--name=r"],
+        ["submit", "--name=r"],
+    ):
+        shown = line(*command)
+        assert words in shown, command
+        assert f"got 50x40 (anna/cat/{other})" in shown, command
+        assert "folder.resize" not in shown, command
+    with pytest.raises(DataError, match="images of 66x90"):
+        learned_rows.read(tmp_path / "runs" / "r", "masks", Allowed(data=True))
+    assert "folder.resize = 64: " in line("run", *sets, "--name=other", "--rounds=1", "--workers=1", code=0)
 
 
 def test_a_node_whose_images_do_not_fit_the_servers_key_tells_no_name_of_a_file(tmp_path, monkeypatch, caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -144,3 +146,21 @@ def test_masks_of_clients_that_are_called_by_their_owners_are_read(tmp_path):
     masks = learned_rows.read(tmp_path / "gates", "masks", Allowed(data=True))
     assert masks.names == ["berlin", "paris", "rome"]
     assert learned_rows.learned(read_comparison([tmp_path / "gates"], Allowed(data=True)))["masks"]
+
+
+def test_no_masks_are_read_from_states_outside_the_run(tmp_path, monkeypatch):
+    """A node of a deployment may be called like an owner of this machine's data, with which its masks would be wrong.
+
+    The state directory has its states; the run's own directory may have one of that name without any.
+    """
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
+    run_flat(write(tmp_path) | {"method": "pfedgate", "name": "gates", "out": str(tmp_path)}, tmp_path, workers=1)
+    clients = tmp_path / "gates" / "clients"
+    (tmp_path / "home").mkdir(mode=0o700, exist_ok=True)
+    shutil.copytree(clients, tmp_path / "home" / "state")
+    for file in clients.glob("*/*/*.safetensors"):
+        file.unlink()
+    write(tmp_path, {**SITES, "berlin": 61})
+    with pytest.raises(ConfigError, match="run: expected one whose clients have gates"):
+        learned_rows.read(tmp_path / "gates", "masks", Allowed(data=True))
+    assert learned_rows.learned(read_comparison([tmp_path / "gates"], Allowed(data=True)))["masks"] == []

@@ -78,6 +78,20 @@ def test_a_certificate_that_ends_soon_is_renewed(tmp_path):
     assert server_certificate(tmp_path).not_valid_after_utc > NOW + timedelta(days=400)
 
 
+@pytest.mark.parametrize("text", [None, b"", "another"])
+def test_a_renewal_that_was_interrupted_between_its_two_files_is_made_again(text, tmp_path):
+    """The server's key was another one than its certificate's, and the next call kept both."""
+    make_certificates(tmp_path, now=NOW)
+    key = tmp_path / "server" / "server.key"
+    if text == "another":
+        make_certificates(tmp_path / "b", now=NOW)
+        text = (tmp_path / "b" / "server" / "server.key").read_bytes()
+    key.unlink() if text is None else key.write_bytes(text)
+    assert make_certificates(tmp_path, now=NOW).server
+    public = load_pem_private_key(key.read_bytes(), None).public_key()
+    assert public == server_certificate(tmp_path).public_key()
+
+
 def authority(directory):
     return x509.load_pem_x509_certificate((directory / "ca" / "ca.crt").read_bytes())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -154,6 +155,19 @@ def test_refuses(answer, kind, words):
     assert connections.nodes == {"b": 2}
     assert "a" not in connections.stores, "who is refused pins nothing"
     assert "a" not in connections.infos
+
+
+def test_with_noise_a_client_that_has_answered_later_rounds_than_the_server_knows_of_is_refused():
+    """The server goes on from an older copy: ε would leave out what it was sent after that."""
+    listed = "\n".join(f"{round}-{'c' * 24}" for round in (6, 5))
+    ahead = reply("a")
+    ahead = replace(ahead, facts={**ahead.facts, "versions": listed})
+    for most, refused in ((None, []), (6, []), (5, ["a: states: expected states of at most round 5: this server"])):
+        network, connections = Network(n1=ahead), Connections(W0)
+        connections.newest_round = lambda most=most: most
+        refusals = connections.refresh(network.online(), network.ask)
+        assert [str(reason)[: len(words)] for reason, words in zip(refusals, refused, strict=True)] == refused
+        assert connections.nodes == ({} if refused else {"a": 1})
 
 
 def test_who_is_silent_or_refused_is_asked_ever_more_rarely():
