@@ -78,7 +78,7 @@ def test_readmes_two_lines_run():
 def test_the_blocks_of_the_page_on_flower_run(tmp_path):
     """The last one with a real grid of three clients; the client's run config has the block's ``keep``."""
     server, client, durable = (block for language, block in page("flower-app.md") if language == "python")
-    names = {"Net": Net, "data": load, "fraction_evaluate": 0.5}
+    names = {"Net": Net, "load": load, "fraction_evaluate": 0.5}
     exec(server + client, names)
     result = names["strategy"].start(ContextGrid(names["app"], contexts()), arrays(), num_rounds=1)
     assert result.evaluate_metrics_clientapp[1]["clients"] == 2

@@ -107,9 +107,9 @@ def headline(run: StoredRun) -> str:
 def rounds_table(run: StoredRun, yardstick: StoredRun | None = None, most: int = 12) -> Table:
     """Return accuracy and cumulative bytes by round, for at most about ``most`` evenly spaced rounds."""
     table = new_table(None)
-    names = ["round", "received\nmean", "trained\nmean", "trained\nworst 10 %"]
+    names = ["round", "received\nmean", "trained\nmean", "trained\nworst\n10 %"]
     if yardstick:
-        names += [f"{printable(yardstick.config['method'])}\nmean", "its\nworst 10 %"]
+        names += [f"{printable(yardstick.config['method'])}\nmean", "its\nworst\n10 %"]
     for name in [*names, "MB\nup", "dense\nup", "MB\ndown", "dense\ndown"]:
         table.add_column(name, justify="right", no_wrap=True)
     beside = {line["round"]: line for line in yardstick.lines} if yardstick else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import re
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
+from markupsafe import escape
 from rich.console import Console
 
 from sepal.config import RunConfig
@@ -120,7 +120,7 @@ def test_the_summary_has_it(method, reason, tmp_path):
     shown = io.StringIO()
     print_run(Console(file=shown, width=200), read_run(tmp_path / "run"))
     assert privacy_line(summary) in shown.getvalue()
-    assert html.escape(f"{method}: {privacy_line(summary)}") in render(read_comparison([str(tmp_path / "run")]))
+    assert str(escape(f"{method}: {privacy_line(summary)}")) in render(read_comparison([str(tmp_path / "run")]))
 
 
 def test_the_table_of_the_docs_is_computed():

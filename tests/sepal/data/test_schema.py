@@ -175,7 +175,7 @@ def test_texts_are_refused_with_the_key_that_leaves_them_out(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("folder__label", "nothing", "labels to be nothing"),
+        ("folder__label", "nothing", "folder.label: expected one of age, smoker, visit, diagnosis, got nothing"),
         ("folder__person", "nobody", "folder.person: expected columns among site, age"),
         ("folder__leave_out", "note,nothing", "folder.leave-out: expected columns among"),
     ],

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from sepal.errors import ConfigError, StateError
+from sepal.errors import ConfigError, RosterError, StateError
 from sepal.protocol.messages import MOST_VERSIONS, version_round
 from sepal.server.roster import _lacks
 from sepal.server.run_store import DiskRunStore
@@ -110,11 +110,24 @@ def test_a_client_that_lacks_its_state_ends_no_round_in_which_nobody_asks_it(end
 
 
 def test_a_run_with_noise_does_not_let_clients_start_again(tmp_path):
-    with pytest.raises(ConfigError, match=r"lost-states: expected refuse with privacy\.noise"):
-        restored(tmp_path, 100, lost_states="restart", privacy={"noise": 1.0, "clip": 1.0})
+    """The server's copy is older than what they have answered, so ε would leave out what is in between."""
+    with pytest.raises(RosterError, match="states of at most round 20: this server goes on from an older copy"):
+        restored(tmp_path, 100, **NOISE)
 
 
 NOISE = {"lost_states": "restart", "privacy": {"noise": 1.0, "clip": 1.0}}
+
+
+def test_a_run_with_noise_lets_no_client_begin_anew_that_has_lost_its_states(tmp_path):
+    subject, server = federation(tmp_path / "clients", **NOISE), tmp_path / "server"
+    subject.killed_at = 8
+    with pytest.raises(Killed):
+        serve(subject, server, Copies(server, 0))
+    subject.killed_at = 0
+    for path in (tmp_path / "clients" / "client-1").glob("*-*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"lost-states: expected refuse with privacy\.noise"):
+        serve(subject, server, Copies(server, 0))
 
 
 @pytest.mark.parametrize("settings", [{}, NOISE], ids=["refuse", "restart with noise"])

@@ -13,6 +13,7 @@ from sepal.config import RunConfig, key_fields, parse
 from sepal.errors import ConfigError, SepalError
 from sepal.runs.stored_run import stored_config
 from sepal.strategies.assembly import assemble
+from sepal.strategies.calibrated import FINDS
 from sepal.strategies.registry import Hypers
 from sepal.study import rate_search
 from sepal.study.plans.plan import check_keys, read_plan
@@ -162,5 +163,5 @@ def test_data_without_a_calibrated_rate_name_what_finds_one_in_one_line(more, tm
     flat = {**table(tmp_path), **more}
     (line,) = [note for note in assemble(flat).notes if note.startswith("lr = ")]
     assert "calibrated" in line
-    assert line.endswith("; `sepal tune`, or --set lr=search, searches for yours")
+    assert line.endswith(f"; {FINDS}")
     assert not [note for note in assemble({**flat, "lr": 0.1}).notes if note.startswith("lr = ")]
