@@ -244,7 +244,8 @@ def federated_data(config: RunConfig) -> FederatedData:
             raise
         folder = folder.model_copy(update={"resize": COMMON_SIZE})
         data_info = info(config.dataset, data_dir, folder)
-        note = f"images have several sizes, {mixed.got}; all become {COMMON_SIZE}x{COMMON_SIZE}, or what this key says"
+        size = f"{COMMON_SIZE}x{COMMON_SIZE}"
+        note = f"images have several sizes, {mixed.got}; all become {size}; this key sets another"
         data_info = replace(data_info, notes=(f"folder.resize = {COMMON_SIZE}: {note}", *data_info.notes))
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": data_info.partition})

@@ -169,7 +169,8 @@ class Contact:
         """Log a client of another protocol than before: with a key, an upgraded one comes back as the same node."""
         if sender.protocol and sender.protocol != self._protocols.setdefault(node, sender.protocol):
             self._protocols[node] = sender.protocol
-            log.info("%s has %s, this server %s", self.connections.names.get(node, node), sender, ourselves())
+            name = self.connections.names.get(node, f"node {node}")
+            log.info("%s has %s, this server %s", name, sender, ourselves())
 
     def latecomers(self) -> Iterator[tuple[str, RecordDict]]:
         """Yield the replies that came too late since the last call, with the name of the client or node."""

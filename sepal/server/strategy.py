@@ -255,8 +255,8 @@ class SepalStrategy:
         """Let the clients that have lost the version of their state be newcomers from now on, if the run says so."""
         run = self._run
         lost = sorted(self._connections.lost - set(run.state.evicted))
-        keeps = run.config.privacy.noise and run.config.on_missing == "skip"  # no client ends the run for the others
-        if not lost or run.config.lost_states == "refuse" or keeps:
+        goes_on = run.config.privacy.noise and run.config.on_missing == "skip"  # no client ends the run for the others
+        if not lost or run.config.lost_states == "refuse" or goes_on:
             return
         run.restart(lost)
         self._connections.lost.clear()

@@ -82,7 +82,7 @@ def _from_files(flat: Flat, tell: Callable[[str], None]) -> dict[str, Value]:
     data = federated_data(keys)
     size, owners = as_read(keys, data).folder.resize, owner_count(keys, data)
     if size != keys.folder.resize:
-        tell(data.info.notes[0])
+        tell(next(note for note in data.info.notes if note.startswith("folder.resize = ")))
     return {"folder.resize": size, **({"clients": owners} if owners else {})}
 
 

@@ -31,7 +31,7 @@ from sepal.strategies.registry import defaults
 from sepal.study.run_keys import gather_to_serve
 
 WIDE, TALL = (90, 66), (66, 90)  # width and height
-NOTE = "folder.resize = 64: images have several sizes, 66x90 and 90x66 ({}); all become 64x64, or what this key says"
+NOTE = "folder.resize = 64: images have several sizes, 66x90 and 90x66 ({}); all become 64x64; this key sets another"
 
 
 def photograph(size, number, mode="RGB"):

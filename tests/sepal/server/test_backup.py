@@ -118,22 +118,8 @@ def test_a_run_with_noise_does_not_let_clients_start_again(tmp_path):
 NOISE = {"lost_states": "restart", "privacy": {"noise": 1.0, "clip": 1.0}}
 
 
-def test_a_run_with_noise_lets_no_client_begin_anew_that_has_lost_its_states(tmp_path):
-    subject, server = federation(tmp_path / "clients", **NOISE), tmp_path / "server"
-    subject.killed_at = 8
-    with pytest.raises(Killed):
-        serve(subject, server, Copies(server, 0))
-    subject.killed_at = 0
-    for path in (tmp_path / "clients" / "client-1").glob("*-*"):
-        path.unlink()
-    with pytest.raises(ConfigError, match=r"lost-states: expected refuse with privacy\.noise"):
-        serve(subject, server, Copies(server, 0))
-
-
-@pytest.mark.parametrize("settings", [{}, NOISE], ids=["refuse", "restart with noise"])
-def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_states(settings, tmp_path):
-    """Its orders fail: no client ends a run for the others by saying that it has lost something."""
-    settings = {"on_missing": "skip", "clients_per_round": 0, **settings}
+def without_states_of_one(tmp_path, **settings):
+    """Return a run that was killed in round 8, and its server's directory; client-1 has lost its states since."""
     subject, server = federation(tmp_path / "clients", **settings), tmp_path / "server"
     subject.killed_at = 8
     with pytest.raises(Killed):
@@ -141,6 +127,19 @@ def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_st
     subject.killed_at = 0
     for path in (tmp_path / "clients" / "client-1").glob("*-*"):
         path.unlink()
+    return subject, server
+
+
+def test_a_run_with_noise_lets_no_client_begin_anew_that_has_lost_its_states(tmp_path):
+    subject, server = without_states_of_one(tmp_path, **NOISE)
+    with pytest.raises(ConfigError, match=r"lost-states: expected refuse with privacy\.noise"):
+        serve(subject, server, Copies(server, 0))
+
+
+@pytest.mark.parametrize("settings", [{}, NOISE], ids=["refuse", "restart with noise"])
+def test_under_skip_the_rounds_go_on_without_the_clients_that_have_lost_their_states(settings, tmp_path):
+    """Its orders fail: no client ends a run for the others by saying that it has lost something."""
+    subject, server = without_states_of_one(tmp_path, on_missing="skip", clients_per_round=0, **settings)
     strategy = serve(subject, server, Copies(server, 0))
     records = list(strategy.store.records(ROUNDS))
     assert [len(record.replies) for record in records[6:9]] == [4, 3, 3]
