@@ -38,7 +38,7 @@ def test_growth_is_counted_after_the_first_hundred_rounds():
         {
             "round": round,
             "bytes": {"ledger.jsonl": 7 * round, "checkpoints/uploads/": round % 7, "config.toml": 9},
-            "memory": {"SuperLink": 1e8 + 1e4 * max(round, 100)},
+            "memory": {"SuperLink 4711": 1e8 + 1e4 * max(round, 100), "SuperLink 47": 1e6},
         }
         for round in range(50, 501, 50)
     ]

@@ -1,4 +1,4 @@
-"""The soak's checks notice what they are for."""
+"""The soak's checks notice what they are for, and its page is that of the stored result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.e2e.machines import RUN
-from tools.soak.__main__ import CLIENTS, GROWING, wrong
+from tools.growth.__main__ import RESULTS
+from tools.soak.__main__ import CLIENTS, GROWING, problems_of
+from tools.soak.page import memory_rows, page
 
 ROUNDS = 9
 SIZES = {kind: ROUNDS * (of_round + of_client * len(CLIENTS)) for kind, (of_round, of_client) in GROWING.items()}
@@ -56,23 +58,42 @@ BROKEN = {
 
 
 def test_nothing_is_wrong_where_all_is_well(soak):
-    assert wrong(soak, ROUNDS, SIZES, []) == []
+    assert problems_of(soak, ROUNDS, SIZES, []) == []
 
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_is_wrong_is_named(what, soak):
     BROKEN[what](soak)
-    (named,) = wrong(soak, ROUNDS, SIZES, [])
+    (named,) = problems_of(soak, ROUNDS, SIZES, [])
     assert named.startswith(what)
 
 
 @pytest.mark.parametrize("kind", GROWING)
 @pytest.mark.parametrize("factor", [0.5, 2])
 def test_a_file_of_another_size_is_named(kind, factor, soak):
-    (named,) = wrong(soak, ROUNDS, {**SIZES, kind: int(factor * SIZES[kind])}, [])
+    (named,) = problems_of(soak, ROUNDS, {**SIZES, kind: int(factor * SIZES[kind])}, [])
     assert named.startswith(f"{kind} of about ")
 
 
 def test_a_file_that_is_not_bounded_is_named(soak):
     samples = [{"round": 100 + round, "bytes": {"checkpoints/uploads/": 10 * round}} for round in range(1, 9)]
-    assert wrong(soak, ROUNDS, SIZES, samples) == ["checkpoints/uploads/ bounded (40 bytes, then 80)"]
+    assert problems_of(soak, ROUNDS, SIZES, samples) == ["checkpoints/uploads/ bounded (40 bytes, then 80)"]
+
+
+def test_the_page_is_that_of_the_stored_result():
+    stored = json.loads((RESULTS / "soak.json").read_text())
+    assert (RESULTS / "soak.md").read_text() == page(stored)
+    assert (stored["rounds"], stored["clients"], len(stored["events"])) == (800, len(CLIENTS), 6)
+
+
+def test_memory_grows_as_the_longest_process_of_its_kind_does_after_its_first_sample():
+    """SuperLink 12: 101, 102, 103, 104 MB at rounds 50, 100, 150, 200, so 1 MB in 50 rounds, 2 MB per 100."""
+    older = [{"round": round, "memory": {"SuperLink 9": 500_000_000}} for round in (10, 20)]
+    newer = [
+        {"round": round, "memory": {"SuperLink 12": size * 1_000_000, "sepal join 3": 90_000_000}}
+        for round, size in ((30, 80), (50, 101), (100, 102), (150, 103), (200, 104))
+    ]
+    assert memory_rows([*older, *newer]) == [
+        "| SuperLink | 30 to 200 | 104 MB | +2.00 MB per 100 rounds |",
+        "| sepal join | 30 to 200 | 90 MB | +0.00 MB per 100 rounds |",
+    ]

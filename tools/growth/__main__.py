@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,10 @@ PROCESSES = {
     "sepal.flower.superlink": "SuperLink",
     "flwr-serverapp": "ServerApp",
     "sepal.engines.flower.node": "SuperNode of a client",
+    "sepal.engines.flower.warm": "resident process of a client",
     "sepal.cli run": "sepal run",
+    "sepal.cli serve": "sepal serve",
+    "sepal.cli join": "sepal join",
 }
 
 
@@ -72,29 +75,37 @@ def kind_of(path: Path) -> str:
 
 def sizes(directories: Iterable[Path], clients: int) -> dict[str, int]:
     """Return bytes by kind of file; what is a client's is of one client."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for directory in directories:
         for path in directory.rglob("*"):
             try:
                 if path.is_file():
-                    found[kind_of(path)] = found.get(kind_of(path), 0) + path.stat().st_size
+                    totals[kind_of(path)] = totals.get(kind_of(path), 0) + path.stat().st_size
             except OSError:  # it was deleted meanwhile
                 continue
-    return {kind: size // clients if "of a client" in kind else size for kind, size in found.items()}
+    return {kind: size // clients if "of a client" in kind else size for kind, size in totals.items()}
 
 
-def memories(processes: Iterable[psutil.Process]) -> dict[str, int]:
-    """Return resident bytes by kind of process; of a kind with several, of the largest."""
-    found: dict[str, int] = {}
+def memory_by_process(processes: Iterable[psutil.Process]) -> dict[str, int]:
+    """Return resident bytes by process: its kind and its number, such as ``SuperLink 4711``."""
+    resident: dict[str, int] = {}
     for process in processes:
         try:
             command, size = " ".join(process.cmdline()), process.memory_info().rss
         except psutil.Error:
             continue
-        kind = next((kind for part, kind in PROCESSES.items() if part in command), "")
-        if kind:
-            found[kind] = max(found.get(kind, 0), size)
-    return found
+        if kind := next((kind for part, kind in PROCESSES.items() if part in command), ""):
+            resident[f"{kind} {process.pid}"] = size
+    return resident
+
+
+def memories(resident: Mapping[str, int]) -> dict[str, int]:
+    """Return resident bytes by kind of process; of a kind with several, of the largest."""
+    largest: dict[str, int] = {}
+    for process, size in resident.items():
+        kind = process.rpartition(" ")[0]
+        largest[kind] = max(largest.get(kind, 0), size)
+    return largest
 
 
 def rounds_in(file: Path) -> int:
@@ -112,14 +123,26 @@ def watch(
     over: threading.Event,
     samples: list[dict[str, Any]],
     clients: int,
+    every: int = EVERY,
 ) -> None:
-    """Take a sample every 33 rounds until the run is over."""
-    following = EVERY
+    """Take a sample every so many rounds until the run is over.
+
+    Args:
+        file: The run's ``metrics.jsonl``.
+        directories: Whose files are counted.
+        processes: Returns those whose memory is read.
+        over: Is set when the run is over.
+        samples: To which each sample is appended: its round, bytes by kind of file and by process.
+        clients: Number of clients.
+        every: Rounds between two samples.
+    """
+    following = every
     while not over.wait(0.2):
         round = rounds_in(file)
         if round >= following:
-            samples.append({"round": round, "bytes": sizes(directories, clients), "memory": memories(processes())})
-            following = round - round % EVERY + EVERY
+            resident = memory_by_process(processes())
+            samples.append({"round": round, "bytes": sizes(directories, clients), "memory": resident})
+            following = round - round % every + every
 
 
 def deployed(rounds: int, clients: int, directory: Path) -> list[dict[str, Any]]:
@@ -171,29 +194,38 @@ def in_process(rounds: int, clients: int, directory: Path) -> list[dict[str, Any
     return samples
 
 
-def summary(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return bytes a round of each kind of file and MB per 100 rounds of each process, after round 100.
+def growth_of_files(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return by kind of file the bytes a round, from the first sample to the last.
 
     Of files that are bounded it is the largest size, in the first half of the samples and in all of them.
     """
-    first = next(sample for sample in samples if sample["round"] >= SETTLED)
-    last, half = samples[-1], samples[: len(samples) // 2]
-    rounds = last["round"] - first["round"]
+    start, end, half = samples[0], samples[-1], samples[: len(samples) // 2]
+    rounds = end["round"] - start["round"]
     files: dict[str, dict[str, float]] = {}
-    for kind, size in sorted(last["bytes"].items()):
+    for kind, size in sorted(end["bytes"].items()):
         if kind in BOUNDED:
             largest = [max(sample["bytes"].get(kind, 0) for sample in part) for part in (half, samples)]
             files[kind] = {"largest_in_first_half": largest[0], "largest": largest[1]}
-        elif size > first["bytes"].get(kind, 0):
-            files[kind] = {"per_round": round((size - first["bytes"].get(kind, 0)) / rounds, 1)}
+        elif size > start["bytes"].get(kind, 0):
+            files[kind] = {"per_round": round((size - start["bytes"].get(kind, 0)) / rounds, 1)}
+    return files
+
+
+def summary(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return bytes a round of each kind of file and MB per 100 rounds of each kind of process, after round 100."""
+    settled = [sample for sample in samples if sample["round"] >= SETTLED]
+    start, end = settled[0], settled[-1]
+    rounds = end["round"] - start["round"]
+    memory_at_start, memory_at_end = memories(start["memory"]), memories(end["memory"])
     memory = {
         kind: {
             "mb": round(size / 1e6, 1),
-            "mb_per_100_rounds": round((size - first["memory"].get(kind, size)) / 1e4 / rounds, 2),
+            "mb_per_100_rounds": round((size - memory_at_start.get(kind, size)) / 1e4 / rounds, 2),
         }
-        for kind, size in sorted(last["memory"].items())
+        for kind, size in sorted(memory_at_end.items())
     }
-    return {"from_round": first["round"], "to_round": last["round"], "files": files, "processes": memory}
+    files = growth_of_files(settled)
+    return {"from_round": start["round"], "to_round": end["round"], "files": files, "processes": memory}
 
 
 def table(result: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from sepal.report.printing import say
 from tests.e2e.machines import RUN, Machines
 from tools.chaos.federation import fill, small_disk
 from tools.growth.__main__ import BOUNDED, RESULTS, SETTLED, rounds_in, sizes, watch
+from tools.soak.page import MARGIN, page
 
 CLIENTS = ("site-a", "site-b", "site-c")
 KEYS: dict[str, object] = {
@@ -74,31 +75,7 @@ OLD = 10  # rounds that the copy is older than the server; fewer in a short run
 ROOM = 64  # MB of the disk that is filled
 # Bytes a round of the files that grow: of the round, and of each client (docs/sizing.md).
 GROWING = {"metrics.jsonl": (1100, 310), "ledger.jsonl": (0, 345), "checkpoints/records/": (350, 1400)}
-MARGIN = 1.5  # how much more a file may have: names, digits and figures of methods differ
-
-
-PAGE = """# A year in one run
-
-`make -C tools soak` on {date}: {rounds} rounds of Ditto with {clients} clients, with TLS and keys, each with data of
-its own, in {seconds:,} s at a load of {low} at the beginning and {high} at the end (two cores, shared with other work).
-`python -m tools.soak --store` writes this page and [soak.json](soak.json); without `--rounds`, it runs 800.
-
-| after round | until round | seconds | event | what happened |
-|---|---|---|---|---|
-{events}
-
-At the end, {verdict}: each round is recorded once, with each client; no client has ended or has lost its state; the
-change of the data, the pause and the full disk stand in the records and logs; what grows by the round has the size that
-[the page on sizes](../../docs/sizing.md) names, within a factor of 1.5.
-
-| file | at the end |
-|---|---|
-{files}
-
-| process | largest memory |
-|---|---|
-{memory}
-"""
+SAMPLES = 24  # of files and memory, evenly over the rounds
 
 
 class Soak:
@@ -223,20 +200,21 @@ class Soak:
 
     def processes(self) -> list[psutil.Process]:
         """Return all running processes of the machines."""
-        found = []
-        for process in list(self.machines.running.values()):
+        running = []
+        for machine in list(self.machines.running.values()):
             try:
-                found += psutil.Process(process.pid).children(recursive=True)
+                process = psutil.Process(machine.pid)
+                running += [process, *process.children(recursive=True)]
             except psutil.Error:  # it has just ended
                 continue
-        return found
+        return running
 
     def directories(self) -> list[Path]:
         """Return where the machines write."""
         return [self.directory / "runs", self.directory / "home", *([self.disk] if self.disk else [])]
 
 
-def live(soak: Soak, rounds: int) -> list[dict[str, Any]]:
+def play_events(soak: Soak, rounds: int) -> list[dict[str, Any]]:
     """Start everything, and let all events happen, evenly over the rounds; return a row for each."""
     soak.start_all()
     rows, events = [], soak.events()
@@ -257,7 +235,9 @@ def live(soak: Soak, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def wrong(soak: Soak, rounds: int, last: dict[str, int], samples: list[dict[str, Any]]) -> list[str]:
+def problems_of(
+    soak: Soak, rounds: int, sizes_at_end: Mapping[str, int], samples: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """Return what is not as it should be once the run has ended; nothing if all is well."""
     lines = [json.loads(line) for line in (soak.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     summary = json.loads((soak.run / "summary.json").read_text(encoding="utf-8"))
@@ -280,7 +260,7 @@ def wrong(soak: Soak, rounds: int, last: dict[str, int], samples: list[dict[str,
     for kind, (of_round, of_client) in GROWING.items():
         expected = of_round + of_client * len(CLIENTS)
         checks[f"{kind} of about {expected} bytes a round"] = (
-            expected / MARGIN <= last[kind] / rounds <= MARGIN * expected
+            expected / MARGIN <= sizes_at_end[kind] / rounds <= MARGIN * expected
         )
     settled = [sample["bytes"] for sample in samples if sample["round"] >= SETTLED]
     for kind in sorted(BOUNDED) if len(settled) >= 4 else []:
@@ -290,23 +270,23 @@ def wrong(soak: Soak, rounds: int, last: dict[str, int], samples: list[dict[str,
     return [name for name, well in checks.items() if not well]
 
 
-def lived(rounds: int, pause: float, directory: Path) -> dict[str, Any]:
+def soak_result(rounds: int, pause: float, directory: Path) -> dict[str, Any]:
     """Run everything in a directory, and return the result."""
     began, load = time.monotonic(), os.getloadavg()[2]
+    every = max(1, rounds // SAMPLES)
     samples: list[dict[str, Any]] = []
     over = threading.Event()
     with small_disk(ROOM) as disk:
         soak = Soak(directory, rounds, disk, pause)
-        arguments = (soak.run / "metrics.jsonl", soak.directories(), soak.processes, over, samples, len(CLIENTS))
+        arguments = (soak.run / "metrics.jsonl", soak.directories(), soak.processes, over, samples, len(CLIENTS), every)
         watcher = threading.Thread(target=watch, args=arguments)
         watcher.start()
         try:
-            rows = live(soak, rounds)
+            rows = play_events(soak, rounds)
             soak.machines.await_end(rounds * 20.0)
             over.set()
             watcher.join()
-            last = sizes(soak.directories(), len(CLIENTS))
-            problems = wrong(soak, rounds, last, samples)
+            problems = problems_of(soak, rounds, sizes(soak.directories(), len(CLIENTS)), samples)
         finally:
             over.set()
             soak.machines.stop_all()
@@ -316,42 +296,11 @@ def lived(rounds: int, pause: float, directory: Path) -> dict[str, Any]:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "seconds": round(time.monotonic() - began),
         "load": [round(load, 1), round(os.getloadavg()[2], 1)],
-        "wrong": problems,
+        "problems": problems,
         "events": rows,
-        "files": {kind: last[kind] for kind in sorted(last) if kind in {*GROWING, *BOUNDED, "state.db"}},
-        "largest_mb": {
-            kind: round(max(sample["memory"].get(kind, 0) for sample in samples) / 1e6)
-            for kind in sorted({kind for sample in samples for kind in sample["memory"]})
-        },
+        "every": every,
+        "samples": samples,
     }
-
-
-def page(result: dict[str, Any]) -> str:
-    """Return the page of a result."""
-    rounds = result["rounds"]
-    low, high = result["load"]
-    rows = [
-        f"| {row['after_round']} | {row['until_round']} | {row['seconds']} | {row['event']} | {row['what']} |"
-        for row in result["events"]
-    ]
-    files = [
-        f"| `{kind}` | {size:,} bytes{f' ({size / rounds:,.0f} a round)' if kind in GROWING else ''} |"
-        for kind, size in result["files"].items()
-    ]
-    memory = [f"| {kind} | {size} MB |" for kind, size in result["largest_mb"].items()]
-    wrong = "; ".join(result["wrong"])
-    return PAGE.format(
-        date=result["date"],
-        rounds=rounds,
-        clients=result["clients"],
-        seconds=result["seconds"],
-        low=low,
-        high=high,
-        events="\n".join(rows),
-        verdict=f"wrong was: {wrong}" if wrong else "all was as it should be",
-        files="\n".join(files),
-        memory="\n".join(memory),
-    )
 
 
 def main() -> None:
@@ -359,16 +308,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=800)
     parser.add_argument("--pause", type=float, default=PAUSE, help="seconds for which the server is paused")
-    parser.add_argument("--store", action="store_true")
+    parser.add_argument("--store", action="store_true", help="write tools/results/soak.json and soak.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sepal-soak-") as scratch:
-        result = lived(options.rounds, options.pause, Path(scratch))
-    text = json.dumps(result, indent=1)
+        result = soak_result(options.rounds, options.pause, Path(scratch))
     if options.store:
-        (RESULTS / "soak.json").write_text(f"{text}\n", encoding="utf-8")
+        (RESULTS / "soak.json").write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
         (RESULTS / "soak.md").write_text(page(result), encoding="utf-8")
-    say(text)
-    sys.exit(bool(result["wrong"]))
+    say(page(result))
+    sys.exit(bool(result["problems"]))
 
 
 if __name__ == "__main__":
