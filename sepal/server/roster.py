@@ -88,6 +88,8 @@ class Connections:
         silent: Node id to the reason why its last query has no answer.
         version_of: Returns the version that the server has of a client's state; empty if it has none.
         lost: The clients that lacked this version when they were asked last.
+        best_of: Returns the version of a client's state from which the best full evaluation began; empty if none did.
+        lost_best: The clients that lacked that one when they were asked last.
         newest_round: Returns the newest round that a client may have answered; None: it is not checked. With
             ``privacy.noise``, uploads of later rounds are in no record of this server, so its ε would leave them out.
         pending: Node id to when it was asked, in seconds of the monotonic clock, for those that may still answer.
@@ -113,6 +115,8 @@ class Connections:
     silent: dict[int, str] = field(default_factory=dict)
     version_of: Callable[[str], str] = lambda name: ""
     lost: set[str] = field(default_factory=set)
+    best_of: Callable[[str], str] = lambda name: ""
+    lost_best: set[str] = field(default_factory=set)
     newest_round: Callable[[], int | None] = lambda: None
     pending: dict[int, float] = field(default_factory=dict)
     _turn: int = 0
@@ -172,11 +176,16 @@ class Connections:
                 self._resting[self.nodes[name]] = self._turn + _LONGEST_REST, _LONGEST_REST
             self.names[node] = name
             self.nodes[name], self.infos[name], self.stores[name] = node, answer.client, answer.facts["store"]
-            if "versions" in answer.facts and _lacks(self.version_of(name), answer.facts["versions"].split("\n")):
-                self.lost.add(name)
-            else:
-                self.lost.discard(name)
+            self._note_lost(name, answer.facts.get("versions"))
         return refusals
+
+    def _note_lost(self, name: str, listed: str | None) -> None:
+        """Note which of its versions a client lacks, by those that it has listed; None if it lists none."""
+        for version_of, names in ((self.version_of, self.lost), (self.best_of, self.lost_best)):
+            if listed is not None and _lacks(version_of(name), listed.split("\n")):
+                names.add(name)
+            else:
+                names.discard(name)
 
     def pin(self, roster: Mapping[str, ClientInfo]) -> None:
         """Refuse clients of ``roster`` from now on that have other data than it says."""

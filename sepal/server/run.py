@@ -121,6 +121,15 @@ class ServerRun:
         self.state = replace(self.state, versions=versions, restarting=restarting)
         self.store.checkpoint(self.state)
 
+    def forget_best(self, names: Sequence[str]) -> None:
+        """Forget the versions of clients that have lost their state of the best full evaluation.
+
+        With ``final-model = "best"`` they begin the closing round as newcomers.
+        """
+        if (best := self.store.best()) is not None:
+            versions = {name: version for name, version in best.versions.items() if name not in names}
+            self.store.keep_best(replace(best, versions=versions))
+
     def samples(self, round: int) -> bool:
         """Return whether ``round`` draws the clients that train, as far as the records tell."""
         ends = round > self.config.rounds or self.stopping.stopped

@@ -77,6 +77,7 @@ class SepalStrategy:
         inert = inert_values(setup.config, setup.hyper) if agreed else {}
         self._connections = Connections(self._run.state.weights, agreed, inert)
         self._connections.version_of = lambda name: self._run.state.versions.get(name, "")
+        self._connections.best_of = lambda name: self._run.store.best_versions().get(name, "")
         if setup.config.privacy.noise:
             self._connections.newest_round = lambda: self._run.state.round + 1
         self._current: Round | None = None
@@ -255,8 +256,16 @@ class SepalStrategy:
         """Let the clients that have lost the version of their state be newcomers from now on, if the run says so."""
         run = self._run
         lost = sorted(self._connections.lost - set(run.state.evicted))
+        lost_best = sorted(self._connections.lost_best - set(run.state.evicted))
         goes_on = run.config.privacy.noise and run.config.on_missing == "skip"  # no client ends the run for the others
-        if not lost or run.config.lost_states == "refuse" or goes_on:
+        if run.config.lost_states == "refuse" or goes_on:
+            return
+        if lost_best:
+            run.forget_best(lost_best)
+            self._connections.lost_best.clear()
+            words = "%d clients lack their state of the best full evaluation; of it they have the server's model: %s"
+            log.warning(words, len(lost_best), _few(lost_best))
+        if not lost:
             return
         run.restart(lost)
         self._connections.lost.clear()

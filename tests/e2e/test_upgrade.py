@@ -8,15 +8,33 @@ from __future__ import annotations
 import pytest
 
 from sepal import __version__
+from sepal.engines.flower.certificates import make_certificates
 from sepal.protocol.peer import PROTOCOL
-from tests.e2e.machines import Machines
+from tests.e2e.machines import PARTS, Machines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
+KEYS = {"dataset": "digits", "rounds": 12, "evaluate-every": 0}
+NAMES = ("client-00000", "client-00001")
+
+
 @pytest.fixture
 def machines(tmp_path):
-    machines = Machines(tmp_path, {"dataset": "digits", "rounds": 12, "evaluate-every": 0})
+    machines = Machines(tmp_path, KEYS)
+    yield machines
+    machines.stop_all()
+
+
+@pytest.fixture
+def machines_with_keys(tmp_path):
+    """Machines with TLS and a key for each client."""
+    certs = tmp_path / "fl-certs"
+    make_certificates(certs, nodes=NAMES)
+    options = {"serve": ("--certs", str(certs / "server"))}
+    for name, (machine, part) in zip(NAMES, PARTS.items(), strict=True):
+        options[machine] = (*part, "--name", name, "--certs", str(certs / "nodes" / name))
+    machines = Machines(tmp_path, KEYS, options, patience=300.0)
     yield machines
     machines.stop_all()
 
@@ -26,7 +44,9 @@ def start(machines, name, protocol):
 
 
 @pytest.mark.long
-def test_clients_one_by_one_and_then_the_server_are_upgraded_within_a_run(machines):
+@pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with TLS and node keys"])
+def test_clients_one_by_one_and_then_the_server_are_upgraded_within_a_run(request, keys):
+    machines = request.getfixturevalue("machines_with_keys" if keys else "machines")
     for name in ("serve", "join0", "join1"):
         start(machines, name, PROTOCOL)
     machines.await_rounds(1)
@@ -36,7 +56,7 @@ def test_clients_one_by_one_and_then_the_server_are_upgraded_within_a_run(machin
         assert before < machines.keys["rounds"]
         machines.await_rounds(before + 1)
         if name != "serve":
-            machines.await_line("run", f"client-0000{name[-1]} has protocol {PROTOCOL + 1} ")
+            machines.await_line("run", f"client-0000{name[-1]} has protocol {PROTOCOL + 1}")
     machines.check_finished()
 
 

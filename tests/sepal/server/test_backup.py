@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -90,6 +91,41 @@ def test_clients_that_have_lost_their_states_start_again_if_the_run_says_so(kill
     assert (
         "round 20: 4 clients lack their state of that time and start again from the server's model: client-0"
         in caplog.text
+    )
+
+
+class BestAtFirst(Federation):
+    """Its first full evaluation, that of round 5, is the best."""
+
+    def host(self, name):
+        host = super().host(name)
+        correct = 9.0 if max((round for round, _ in self.trained), default=0) <= 5 else 1.0
+        counts = {f"{part}examples": 10.0 for part in ("", "validation-")}
+        counts |= {f"{part}correct": correct for part in ("", "validation-")}
+        host.algorithm.predictor = lambda *arguments: object()
+        return replace(host, evaluate=lambda predictor, view: counts)
+
+
+@pytest.mark.parametrize("lacks_all", [True, False], ids=["and of the last round", "and not of the last round"])
+def test_a_client_that_has_lost_its_state_of_the_best_round_closes_as_a_newcomer(lacks_all, tmp_path, caplog):
+    """The state of the best evaluation, of round 5, is that after round 4."""
+    settings = {"evaluate_every": 5, "final_model": "best", "lost_states": "restart"}
+    subject = BestAtFirst(FAKES["lag"][0], rounds=12, settings=settings, directory=tmp_path / "clients")
+    subject.killed_at = 9
+    with pytest.raises(Killed):
+        serve(subject, tmp_path / "server", Copies(tmp_path, 0))
+    subject.killed_at = 0
+    for path in (tmp_path / "clients" / "client-1").glob("*-*"):
+        if lacks_all or int(path.name.split("-")[0]) <= 4:
+            path.unlink()
+    strategy = serve(subject, tmp_path / "server", Copies(tmp_path, 0))
+    *_, last_record = strategy.store.records(13)
+    assert last_record.best_round == 5
+    assert {name: reply.base[:2] for name, reply in last_record.replies.items()} == {
+        name: "" if name == "client-1" else "4-" for name in subject.stores
+    }
+    assert "1 clients lack their state of the best full evaluation; of it they have the server's model: client-1" in (
+        caplog.text
     )
 
 
