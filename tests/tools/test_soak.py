@@ -61,6 +61,13 @@ def test_nothing_is_wrong_where_all_is_well(soak):
     assert problems_of(soak, ROUNDS, SIZES, []) == []
 
 
+def test_the_pause_may_stand_in_an_older_log(soak):
+    (log,) = soak.directory.rglob("superlink.log")
+    log.rename(log.with_name("superlink.log.1"))
+    log.write_text("POST /api\n")
+    assert problems_of(soak, ROUNDS, SIZES, []) == []
+
+
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_is_wrong_is_named(what, soak):
     BROKEN[what](soak)

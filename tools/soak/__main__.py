@@ -242,7 +242,8 @@ def problems_of(
     lines = [json.loads(line) for line in (soak.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     summary = json.loads((soak.run / "summary.json").read_text(encoding="utf-8"))
     ledger = (soak.run / "ledger.jsonl").read_text(encoding="utf-8")
-    superlink = (soak.directory / "home" / "server" / RUN / "superlink.log").read_text(encoding="utf-8")
+    logs = (soak.directory / "home" / "server" / RUN).glob("superlink.log*")  # it may have become an older one
+    superlink = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
     checks = {
         "all rounds and the closing one": [line["round"] for line in lines] == list(range(1, rounds + 2)),
         "a complete run": bool(summary["complete"]),
@@ -310,6 +311,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=PAUSE, help="seconds for which the server is paused")
     parser.add_argument("--store", action="store_true", help="write tools/results/soak.json and soak.md")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the machines end, too
     with tempfile.TemporaryDirectory(prefix="sepal-soak-") as scratch:
         result = soak_result(options.rounds, options.pause, Path(scratch))
     if options.store:
