@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sepal.cli.app import app
+from sepal.cli.notices import tell
 from sepal.cli.options import Run
 from sepal.errors import StateError
-from sepal.report.printing import say
 
 
 @app.command()
@@ -36,9 +37,16 @@ def backup(
         except StateError as reason:
             if not every or ended:
                 raise
-            say(f"{datetime.now():%Y-%m-%d %H:%M:%S} no copy, and tried again in {every:g} minutes: {reason}", err=True)
+            tell(with_time(f"sepal: warning: no copy, and tried again in {every:g} minutes: {reason}"))
         else:
-            say(f"{datetime.now():%Y-%m-%d %H:%M:%S} copied to {copy}, with its checkpoint of round {round}")
+            tell(with_time(f"sepal: copied to {copy}, with its checkpoint of round {round}"), err=False)
             if not every or ended:
                 return
         time.sleep(60 * every)
+
+
+def with_time(line: str) -> str:
+    """Return a line with its time (UTC) before it, unless ``SEPAL_LOG`` puts one there."""
+    from sepal.operation.figures import LOG
+
+    return line if os.environ.get(LOG) else f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sepal.cli.app import INTERRUPTED, app
-from sepal.cli.notices import starting
+from sepal.cli.notices import starting, tell
 from sepal.errors import ConfigError
 from sepal.report.printing import say
 
@@ -56,7 +56,7 @@ def compare(
     try:
         done = run_plan(plan_file, directory, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
     except KeyboardInterrupt:
-        say("sepal: interrupted; the same command runs what is missing", err=True)
+        tell("sepal: interrupted; the same command runs what is missing")
         raise typer.Exit(INTERRUPTED) from None
     written = []
     if len(done.failed) < len(done.runs):
@@ -85,7 +85,7 @@ def _write_pages(comparison: Comparison, directory: Path) -> list[Path]:
     except ConfigError as error:
         if error.key != "report":
             raise
-        say(f"sepal: no report.html: {error}", err=True)
+        tell(f"sepal: no report.html: {error}")
         return []
 
 

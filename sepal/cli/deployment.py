@@ -59,6 +59,8 @@ def certs(
     root, ca_state = directory.absolute(), "made" if certificates.ca else "renewed" if certificates.renewed else "kept"
     until = f"valid until {certificates.until:%Y-%m-%d}"
     say(f"{root}/ca: {ca_state}, {until}; stays here: who has ca.key can pose as the server")
+    if certificates.renewed:
+        say(f"{root}/ca/ca.crt: renewed; goes to every machine in place of its ca.crt: server/ and nodes/NAME/ have it")
     until = f"valid until {expiry(root / 'server' / 'server.pem'):%Y-%m-%d}"
     server_state = "made" if certificates.server else "kept"
     say(f"{root}/server: {server_state}, {until}; goes to the server: sepal serve --certs server")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sepal import user_modules
 from sepal.cli.app import BAD_INPUT, app
+from sepal.cli.notices import tell
 from sepal.errors import ConfigError
-from sepal.report.printing import say
 
 MODULES = (
     *("running", "projects", "showing", "listing", "inspecting", "doctor", "comparing", "export"),
@@ -36,7 +36,7 @@ def _working_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as reason:
-        say(f"sepal: {ConfigError('working directory', 'one that is there', reason.strerror)}", err=True)
+        tell(f"sepal: {ConfigError('working directory', 'one that is there', reason.strerror)}", fault=True)
         sys.exit(BAD_INPUT)
 
 
@@ -46,5 +46,5 @@ def _check_arguments() -> None:
     odd = next((word for word in sys.argv[1:] if any("\udc80" <= letter <= "\udcff" for letter in word)), None)
     if odd is not None and encoding != "utf-8":  # with UTF-8 it can be a file's name
         expected = "characters of the locale (LC_ALL=C.UTF-8 has all)"
-        say(f"sepal: {ConfigError('arguments', expected, f'{odd!a} in {encoding}')}", err=True)
+        tell(f"sepal: {ConfigError('arguments', expected, f'{odd!a} in {encoding}')}", fault=True)
         sys.exit(BAD_INPUT)

@@ -64,19 +64,20 @@ def set_log(form: str) -> None:
         os.environ[LOG] = form
 
 
-def tell(line: str, fault: bool = False) -> None:
-    """Print a line on standard error; with ``--log json`` as JSON with its time, as the log has it.
+def tell(line: str, fault: bool = False, err: bool = True) -> None:
+    """Print a line, with ``--log text`` behind its time, with ``--log json`` as JSON with its time, as the log has it.
 
     Args:
         line: The line.
         fault: Whether the command ends with it.
+        err: Whether it goes to standard error.
     """
     from sepal.operation.figures import json_line, log_is_json
 
     if log_is_json():
-        say(json_line(line, fault), err=True)
+        say(json_line(line, fault), err=err)
     else:
-        show(line, err=True)
+        show(line, err=err)
 
 
 def show(line: str, err: bool = False) -> None:

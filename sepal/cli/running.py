@@ -12,7 +12,7 @@ import typer
 
 from sepal.cli import completing
 from sepal.cli.app import INTERRUPTED, app
-from sepal.cli.notices import starting, what_of
+from sepal.cli.notices import starting, tell, what_of
 from sepal.cli.options import Name, Run
 from sepal.report.printing import say
 
@@ -95,13 +95,13 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
     ) as display:
         try:
             if not execute(prepared, workers, from_round, [display]):
-                say(f"run {path.name} is complete already", err=True)
+                tell(f"sepal: run {path.name} is complete already")
         except KeyboardInterrupt:
             display.stop()
             where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
             then = 1 + max((int(file.stem[6:]) for file in path.glob("checkpoints/round-*.safetensors")), default=0)
             again = f"`sepal run --name {path.name}{where}` continues it with round {then}"
-            say(f"sepal: interrupted; {again}, the first after its last checkpoint", err=True)
+            tell(f"sepal: interrupted; {again}, the first after its last checkpoint")
             raise typer.Exit(INTERRUPTED) from None
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -176,6 +177,20 @@ def test_the_command_says_what_it_copied_and_ends_with_the_run(tmp_path):
     thread.join(60)
     assert done[0].exit_code == 0
     assert f"copied to {tmp_path / 'disk' / 'run'}, with its checkpoint of round 5" in done[0].output
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ sepal: copied to .*\n"),
+        ("text", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ sepal: copied to .*\n"),
+        ("json", r'\{"time": "[^"]*", "level": "INFO".*copied to .*\}\n'),
+    ],
+)
+def test_each_copy_is_said_with_its_time(form, line, tmp_path, monkeypatch):
+    monkeypatch.setenv("SEPAL_LOG", form)
+    result = CliRunner().invoke(app, ["backup", str(run(tmp_path / "runs")), str(tmp_path / "disk")])
+    assert re.fullmatch(line, result.stdout)
 
 
 def test_a_schedule_goes_on_after_a_copy_that_failed(tmp_path, monkeypatch):

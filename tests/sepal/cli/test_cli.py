@@ -129,7 +129,7 @@ def test_a_run_that_is_complete_is_said_to_be_and_left_alone(finished):
     before = (path / "summary.json").read_bytes()
     result = sepal("run", "--name", "mine", "--out", path.parent)
     assert result.exit_code == 0
-    assert result.stderr == "run mine is complete already\n"
+    assert result.stderr == "sepal: run mine is complete already\n"
     assert (path / "summary.json").read_bytes() == before
 
 

@@ -33,6 +33,9 @@ def test_certs_say_what_goes_where(here):
     ]
     again = sepal("certs", "certs", "--host", "fl.example")
     assert again.output.count("kept") == 2
+    assert "ca.crt" not in again.output
+    renewed = sepal("certs", "certs", "--renew-ca").output.splitlines()
+    assert f"{here}/certs/ca/ca.crt: renewed; goes to every machine in place of its ca.crt: " in renewed[1]
     more = sepal("certs", "certs", "--node", "site", "--node", "other").output.splitlines()
     assert [line.split("; ")[0].removeprefix(f"{here}/certs/") for line in more[2:]] == [
         "nodes/site: kept",
