@@ -94,8 +94,9 @@ class Machines:
         return [json.loads(line)["round"] for line in lines if line.endswith("\n")]  # one may be half written
 
     def await_rounds(self, count: int) -> None:
-        """Wait until so many rounds are over."""
-        self.until(lambda: len(self.rounds()) >= count)
+        """Wait until so many rounds are over, for each of them as long as ``patience`` says."""
+        while (done := len(self.rounds())) < count:
+            self.until(lambda done=done: len(self.rounds()) > done)
 
     def await_line(self, name: str, words: str) -> None:
         """Wait until a process has printed ``words``."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.growth import superlink
 from tools.growth.__main__ import RESULTS, summary, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
@@ -31,6 +32,18 @@ def test_what_is_bounded_was_as_large_in_the_first_half(path):
     for kind, figures in bounded.items():
         if not kind.endswith(".log") and ".log of" not in kind:  # of logs, a bound of 10 MB is not reached
             assert figures["largest"] <= 1.5 * figures["largest_in_first_half"], kind
+
+
+def test_the_page_shows_the_stored_memory_of_a_superlink():
+    assert "\n".join(superlink.table(json.loads(superlink.FILE.read_text()))) in PAGE.read_text()
+
+
+def test_what_a_superlink_s_allocator_has_given_out_does_not_grow():
+    """Had it grown by 1 MB in 100 rounds, the last third of the rounds would have 2 MB more than the one before."""
+    rows = [row for row in json.loads(superlink.FILE.read_text())["rows"] if row["round"] >= 50]
+    third = len(rows) // 3
+    before, after = (max(row["allocated"] for row in part) for part in (rows[third : 2 * third], rows[2 * third :]))
+    assert after < before + 1e6
 
 
 def test_growth_is_counted_after_the_first_hundred_rounds():
