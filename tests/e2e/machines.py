@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -66,10 +67,23 @@ class Machines:
             )
 
     def stop(self, name: str) -> None:
-        """End a process, if it runs, as its operator does."""
-        if process := self.running.pop(name, None):
-            process.send_signal(signal.SIGTERM)
+        """End a process, if it runs, as its operator does; with all that it has started, if it does not end by that.
+
+        A test may have failed while it was paused: a paused process takes no signal, and its children would go on.
+        """
+        if not (process := self.running.get(name)):
+            return
+        descendants = self._tree(name)
+        self.signal(name, signal.SIGCONT)
+        del self.running[name]
+        process.send_signal(signal.SIGTERM)
+        try:
             process.wait(60)
+        except subprocess.TimeoutExpired:
+            for descendant in descendants:
+                with suppress(psutil.NoSuchProcess):
+                    descendant.kill()
+            raise
 
     def stop_all(self) -> None:
         """End all processes, the server last."""
@@ -78,9 +92,16 @@ class Machines:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process and all its descendants."""
-        parent = psutil.Process(self.running[name].pid)
-        for process in [parent, *parent.children(recursive=True)]:
-            process.send_signal(number)
+        for process in self._tree(name):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def _tree(self, name: str) -> list[psutil.Process]:
+        try:
+            parent = psutil.Process(self.running[name].pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:  # it has ended by itself
+            return []
 
     def log(self, name: str) -> str:
         """Return what a process has printed; with ``run``, the server's log of the run, which leaves nothing out."""
