@@ -252,6 +252,21 @@ def test_a_client_whose_clock_differs_from_the_servers_waits_and_says_by_how_muc
         rejoining.wait_until_welcome("h:1", None)
 
 
+def test_a_client_that_comes_before_its_key_is_registered_waits_as_long_as_a_first_start_may_take(monkeypatch):
+    """Once, it ended after 15 s. Of 1,000 keys, each takes a free machine 1.4 s and a busy one 11 s: 3 hours."""
+    now, lines, unknown = [0.0], [], Finding("key", False, "not registered")
+    monkeypatch.setattr(rejoining, "examine", lambda address, credentials: iter([] if now[0] > 11_000 else [unknown]))
+    monkeypatch.setattr(rejoining.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rejoining.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    with pytest.raises(ConfigError, match="h:1: key: expected one with which a client can join, got not registered"):
+        rejoining.wait_until_welcome("h:1", None)
+    assert 10_800 < now[0] < 10_816
+    now[0] = 500.0
+    rejoining.wait_until_welcome("h:1", None, tell=lines.append)
+    assert 11_000 < now[0] < 11_016
+    assert lines == ["sepal: not registered; waiting for it, for up to 180 minutes"]
+
+
 ENDED = {
     "expired": "Failed to push object with ID 'c7' for run 1. The push session may have expired or been replaced.",
     "silent": "No heartbeat received from the task",
