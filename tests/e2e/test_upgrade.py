@@ -44,6 +44,7 @@ def start(machines, name, protocol):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with TLS and node keys"])
 def test_clients_one_by_one_and_then_the_server_are_upgraded_within_a_run(request, keys):
     machines = request.getfixturevalue("machines_with_keys" if keys else "machines")
