@@ -23,11 +23,10 @@ import numpy as np
 
 from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.layout import Layout, Parameter, Role, trained
-from sepal.masks.cuts import Cut, parameters
+from sepal.masks.cuts import Coupling, Cut, parameters
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.method import RunSetup, Schema, Weights
 from sepal.method.tensors import at_masks_specs, positions
-from sepal.models import coupling
 from sepal.protocol.types import SpecLike
 from sepal.strategies.subfedavg.contract import Hyper
 from sepal.strategies.subfedavg.pruning import cut_at_once, distance, floor, pruned_step
@@ -61,7 +60,11 @@ class Prunable:
             raise ConfigError("split.validation", "more than 0: clients prune by their validation accuracy", 0.0)
         self.layout, hybrid = setup.layout, self.hyper.variant == "hy"
         shapes = {p.name: p.shape for p in self.layout}
-        self.coupling = coupling(setup.make()) if hybrid else ()
+        self.coupling: Coupling = ()
+        if hybrid:
+            from sepal.models import coupling  # it imports torch, which reports do not need
+
+            self.coupling = coupling(setup.make())
         groups = [g for g in self.coupling if g.scale and len(shapes[f"{g.name}.weight"]) > 2]
         if hybrid and not groups:
             expected = (
