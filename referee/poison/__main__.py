@@ -178,8 +178,8 @@ def pages() -> dict[Path, str]:
 
 def needed(seeds: Sequence[int], rows: Sequence[RunRecord]) -> list[PoisonedRun]:
     """Return the runs that have no record."""
-    done = {(row.seed, row.method, row.labels["defence"], row.labels["attack"]) for row in rows}
-    possible = [run for run in product(seeds, METHODS, DEFENCES, ATTACKS) if run not in done]
+    stored_runs = {(row.seed, row.method, row.labels["defence"], row.labels["attack"]) for row in rows}
+    possible = [run for run in product(seeds, METHODS, DEFENCES, ATTACKS) if run not in stored_runs]
     return [run for run in possible if "robust-mean" not in DEFENCES[run[2]] or registry.get(run[1]).robust]
 
 

@@ -262,10 +262,10 @@ def test_submit_continues_a_run_whose_server_app_was_killed(deployment, expected
     command = [sys.executable, "-m", "sepal.cli", "submit", "--control", str(deployment.ports.control)]
     command += ["--config", "keys.toml", "--name", "submitted", "--out", str(tmp_path), "--attempts", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SEPAL_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400, check=False
     )
     assert killer.done
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "submitted again, it goes on where it was" in done.stderr
+    assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-2000:]
+    assert "submitted again, it goes on where it was" in completed.stderr
     assert hashes(tmp_path / "submitted") == expected("fedpse-two")

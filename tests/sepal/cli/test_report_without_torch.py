@@ -25,12 +25,12 @@ def test_a_report_imports_no_torch(tmp_path):
     for method in ("fedavg", "subfedavg", "pa3dfl", "pfedgate"):
         write_run(tmp_path / "runs" / method, method=method)
     page = tmp_path / "report.html"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-c", REPORT, str(tmp_path / "runs"), str(page)],
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert page.stat().st_size > 10_000

@@ -246,9 +246,9 @@ def test_a_run_that_has_begun_names_no_key_for_a_photograph_of_another_size(othe
     sets = [f"--set={key}={value}" for key, value in chosen.items()]
 
     def line(*arguments, code=2):
-        done = CliRunner().invoke(app, [*arguments])
-        assert done.exit_code == code, done.output
-        return f"{done.stderr} {done.exception or ''}"
+        result = CliRunner().invoke(app, [*arguments])
+        assert result.exit_code == code, result.output
+        return f"{result.stderr} {result.exception or ''}"
 
     line("run", *sets, "--rounds=1", "--workers=1", code=0)
     write(tmp_path / "photos" / "anna" / "cat" / other, (40, 50), 0)
