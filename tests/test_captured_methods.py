@@ -22,14 +22,26 @@ ROUNDED = {"fedadam-stc", "fedavg-stc-private", "fedpse-private"}
 WAYS = {
     "no hooks": {
         *("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "local", "local-width", "fedavg-ft", "fedper"),
-        *("fedrep", "fedbabu", "lg-fedavg", "fedstc", "fedscr", "fedsa-lora", "flasc", "fedpse"),
+        *(
+            "fedrep",
+            "fedbabu",
+            "lg-fedavg",
+            "fedala",
+            "fedbn",
+            "ifca",
+            "fedstc",
+            "fedscr",
+            "fedsa-lora",
+            "flasc",
+            "fedpse",
+        ),
     },
     "hooks": {
-        *("fedprox", "ditto", "mtl", "dmpfl", "subfedavg", "fedmask", "feddst", "apfl", "pfedme", "heterofl"),
-        *("fedrolex", "pfedhn", "tailorfl", "flanc", "pa3dfl"),
+        *("fedprox", "scaffold", "moon", "per-fedavg", "ditto", "mtl", "dmpfl", "subfedavg", "fedmask", "feddst"),
+        *("apfl", "pfedme", "heterofl", "fedrolex", "pfedhn", "tailorfl", "flanc", "pa3dfl"),
     },
     "a step for each choice": {"fjord"},
-    "as usual": {"fedem", "pfedgate"},
+    "as usual": {"fedem", "fedrod", "pfedgate"},
 }
 
 

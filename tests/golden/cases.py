@@ -33,6 +33,8 @@ KEYS = {
     "fedmask": {"fedmask.weights": "drawn"},
     "subfedavg": {"subfedavg.accuracy": 0.1},
     "fedprox": {"fedprox.mu": 0.1},
+    "moon": {"moon.mu": 1.0},
+    "per-fedavg": {"per-fedavg.alpha": 0.01},
     "ditto": {"ditto.lambda": 1.0, "ditto.epochs": 2},
     "apfl": {"apfl.alpha": 0.5},
     "dmpfl": {"dmpfl.alpha": 0.5},
