@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from sepal.errors import ModelError
-from sepal.layout import Layout, Role, layers
+from sepal.layout import Layout, Role
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ def last_layer(module: nn.Module, layout: Layout, method: str, example: torch.Te
     Raises:
         ModelError: It is not one linear layer with weights of its own.
     """
-    end = layers(layout, 1)[1]
-    weights = [parameter for parameter in end if parameter.role is Role.WEIGHT]
+    begins = [place for place, parameter in enumerate(layout) if parameter.role is Role.WEIGHT]
+    end = layout[begins[-1] :] if begins else ()  # the last layer as sepal.layout.layers counts
     parts = {parameter.name.rpartition(".")[0] for parameter in end}
-    if len(weights) != 1 or len(parts) != 1:
+    if len(parts) != 1:
         raise _refused(method, ", ".join(parameter.name for parameter in end) or "no layer")
     (name,) = parts
     layer = module.get_submodule(name)
     if type(layer) is not nn.Linear:
-        raise _refused(method, f"{weights[0].name} of {type(layer).__name__}")
+        raise _refused(method, f"{end[0].name} of {type(layer).__name__}")
     biases = [parameter.name for parameter in end if parameter.role is Role.BIAS]
-    outputs, features = weights[0].shape
-    last = LastLayer(name, weights[0].name, biases[0] if biases else "", outputs, features, method)
+    outputs, features = end[0].shape
+    last = LastLayer(name, end[0].name, biases[0] if biases else "", outputs, features, method)
     if example is not None:
         with torch.no_grad():
             last.read(module.eval(), example)

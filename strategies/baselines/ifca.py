@@ -118,6 +118,8 @@ class IFCAServer(Mixture, FedAvgServer):
 class IFCAClient(Mixture, ClientBase[ClientState]):
     """Chooses one of the models and trains it."""
 
+    batched = True
+
     def init(self) -> ClientState:
         """Start without a model."""
         return ClientState()

@@ -24,7 +24,19 @@ KEYS = {
     "flasc": {"lora.rank": 2, "trainable": "scale"},
 }
 # They cut, decompose or gate layers one by one, or read the input of a last layer, and refuse the user's own.
-REFUSE = {"moon", "fedrod", "local-width", "heterofl", "fjord", "fedrolex", "tailorfl", "flanc", "pa3dfl", "pfedgate"}
+REFUSE = {
+    "moon",
+    "fedrod",
+    "fedproto",
+    "local-width",
+    "heterofl",
+    "fjord",
+    "fedrolex",
+    "tailorfl",
+    "flanc",
+    "pa3dfl",
+    "pfedgate",
+}
 
 
 def data(client):
