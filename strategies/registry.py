@@ -58,6 +58,7 @@ METHODS = {
     "fedem": "sepal.strategies.baselines.fedem:FedEM",
     "fedmask": "sepal.strategies.baselines.fedmask:FedMask",
     "ifca": "sepal.strategies.baselines.ifca:IFCA",
+    "fedproto": "sepal.strategies.baselines.fedproto:FedProto",
     "feddst": "sepal.strategies.baselines.feddst:FedDST",
     "fedpse": "sepal.strategies.fedpse:FedPSE",
     "dmpfl": "sepal.strategies.dmpfl:DmPfl",

@@ -34,6 +34,7 @@ KEYS = {
     "subfedavg": {"subfedavg.accuracy": 0.1},
     "fedprox": {"fedprox.mu": 0.1},
     "moon": {"moon.mu": 1.0},
+    "fedproto": {"fedproto.lambda": 1.0},
     "per-fedavg": {"per-fedavg.alpha": 0.01},
     "ditto": {"ditto.lambda": 1.0, "ditto.epochs": 2},
     "apfl": {"apfl.alpha": 0.5},
