@@ -59,6 +59,7 @@ _MODELS = {
     "digits-cnn-bn": _Registered("sepal.models.cnn:DigitsCnnBn"),
     "embedding-linear": _Registered("sepal.models.text:EmbeddingLinear", text=True),
     "har-cnn": _Registered("sepal.models.har:HarCnn"),
+    "har-cnn-bn": _Registered("sepal.models.har:HarCnnBn"),
     "har-mlp": _Registered("sepal.models.har:HarMlp"),
     "lenet-cifar10": _Registered("sepal.models.lenet:LenetCifar10"),
     "lenet5": _Registered("sepal.models.lenet:Lenet5"),

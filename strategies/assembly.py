@@ -153,7 +153,10 @@ def complete(
 
     if config.lr == SEARCH:  # what starts runs in process has replaced it (sepal.study.rate_search)
         raise ConfigError("lr", "a number: the rate is searched by `sepal run` and `sepal.run` alone", SEARCH)
-    full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
+    defaults = {"partition.name": info.partition, **info.defaults}
+    variant = f"{defaults.get('model', '')}{method.model_variant}"
+    own_model = {"model": variant} if method.model_variant and variant in models.names() else {}
+    full = config.completed({**own_model, **method.defaults}, defaults)
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
     if config.target_scale == AUTO:  # the target is scaled as the other columns are
@@ -161,7 +164,8 @@ def complete(
         full = full.model_copy(update={"target_scale": "client" if scaled else "none"})
     limit = method.defaults.get("clip-gradient")
     full = full.model_copy(update={"clip_gradient": full.gradient_limit(None if limit is None else float(limit))})
-    calibrated = rates(method.name, info, full.model, full.optimizer)
+    named = str(defaults["model"]) if own_model and full.model == variant else full.model
+    calibrated = rates(method.name, info, named, full.optimizer)
     scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0
     if "lr" in method.defaults and not calibrated.own_method:  # the method's own default is nearer than FedAvg's rate
         calibrated = Rates()

@@ -125,7 +125,8 @@ def register(
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
     one_model: bool = False,
+    model_variant: str = "",
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (no_received_model, deployed, starts_from, compression, learned or {}, one_model)
+    rest = (no_received_model, deployed, starts_from, compression, learned or {}, one_model, model_variant)
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

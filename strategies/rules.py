@@ -47,8 +47,10 @@ def check_method(method: Method, config: RunConfig) -> None:
         raise ConfigError("robust-mean", expected, config.robust_mean)
     now, plain = config.flat(), RunConfig().flat()
     for key, reason in method.fixed_keys.items():
-        if now[key] != plain[key]:
-            raise ConfigError(key, f"{plain[key] or 'nothing'} with {method.name}, {reason}", now[key])
+        default = method.defaults.get(key, plain[key])
+        if now[key] not in (plain[key], default):
+            expected = "nothing" if default == "" else default
+            raise ConfigError(key, f"{expected} with {method.name}, {reason}", now[key])
 
 
 def check_task(method: Method, config: RunConfig, task: Task, info: DatasetInfo) -> None:

@@ -18,7 +18,10 @@ from tests.methods import flat
 KEYS = {"local-epochs": 2, "momentum": 0.9, "batch-size": 8, "rounds": 2, "partition.subsample": 60, "seed": 5}
 
 # Keys with which a method does in two rounds what follows from its training.
-MORE = {"feddst": {"feddst.readjust-every": 1, "feddst.until": 2, "feddst.fraction": 0.2}}
+MORE = {
+    "feddst": {"feddst.readjust-every": 1, "feddst.until": 2, "feddst.fraction": 0.2},
+    "scaffold": {"momentum": 0.0},  # it refuses momentum
+}
 
 
 @contextmanager

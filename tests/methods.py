@@ -64,6 +64,7 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
 }
 MORE = {"rounds": 4, "partition.subsample": 600}
 TO_LEARN = {  # keys with which a case learns within a few rounds; those of CASES are there to take other paths
+    "scaffold": {"momentum": 0.0, "rounds": 5},  # it refuses momentum
     "flanc": {"momentum": 0.0},  # products of factors: momentum diverges at this rate
     "pfedhn": {"pfedhn.inner-rate": 0.02},
     # Adapters beside random frozen layers learn little.

@@ -1,8 +1,9 @@
 """What is made from the registry of methods: ``python -m tools.methods`` writes it.
 
-That is the table in docs/methods.md; the run-config keys in pyproject.toml, as Flower refuses keys that its app does
-not declare there; and strategies/descriptions.toml, by which methods are listed
-and runs reported without importing torch. Each key is declared once, in ``sepal.config`` or in its method's ``Hyper``.
+That is the table in docs/methods.md, and that in docs/accelerators.md of who trains at once; the run-config keys in
+pyproject.toml, as Flower refuses keys that its app does not declare there; and strategies/descriptions.toml, by which
+methods are listed and runs reported without importing torch. Each key is declared once, in ``sepal.config`` or in its
+method's ``Hyper``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sepal.storage.files import write_atomically
 from sepal.strategies import registry
 
 DESCRIPTIONS = ROOT / "strategies/descriptions.toml"
-METHODS, PYPROJECT = DOCS / "methods.md", ROOT / "pyproject.toml"
+METHODS, ACCELERATORS, PYPROJECT = DOCS / "methods.md", DOCS / "accelerators.md", ROOT / "pyproject.toml"
 KEYS = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=^\[(?!tool\.flwr\.app\.config))", re.DOTALL | re.MULTILINE)
 
 
@@ -60,11 +61,22 @@ def descriptions() -> str:
     return tomli_w.dumps(tables)
 
 
+def at_once() -> list[str]:
+    """Return the lines of a table that says which methods' clients can train at once."""
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for name in registry.METHODS:
+        names[registry.get(name).batched].append(f"`{name}`")
+    alone = "one by one, because the method has a loss, steps or models of its own"
+    rows = [f"| at once | {', '.join(names[True])} |", f"| {alone} | {', '.join(names[False])} |"]
+    return ["| trains | method |", "|---|---|", *rows]
+
+
 def written() -> Iterator[tuple[Path, str]]:
     """Yield each file that this module writes, with its content."""
     yield PYPROJECT, with_keys(PYPROJECT.read_text(encoding="utf-8"))
     yield DESCRIPTIONS, descriptions()
     yield METHODS, rewritten(METHODS.read_text(encoding="utf-8"), {"methods": [markdown_table()]})
+    yield ACCELERATORS, rewritten(ACCELERATORS.read_text(encoding="utf-8"), {"at-once": at_once()})
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from sepal.strategies.assembly import assemble
 PAGE = ROOT / "docs" / "models-and-methods.md"
 METHODS: Mapping[str, Mapping[str, Any]] = {  # column: method and keys with which it prunes at once
     "FedAvg": {"method": "fedavg"},
+    "FedBN": {"method": "fedbn"},
+    "MOON": {"method": "moon"},
     "FedPSE": {"method": "fedpse"},
     "DM-PFL": {"method": "dmpfl", "dmpfl.readjust-every": 1},
     "Sub-FedAvg": {"method": "subfedavg", "subfedavg.accuracy": 0.0, "subfedavg.distance": 0.0},

@@ -89,8 +89,8 @@ class LearnsRoster(Protocol[S]):
     def joined(self, state: S, clients: Sequence[ClientInfo]) -> S:
         """Return the state with new clients added. Called before round 1, and between rounds when clients join.
 
-        Novel clients, which never train, are added before the closing round. Must be pure: a resumed run calls it
-        again with the same clients, sorted by name.
+        Novel clients, which never train, are added before the closing round, unless the class says ``learns_novel =
+        False``. Must be pure: a resumed run calls it again with the same clients, sorted by name.
         """
         ...
 

@@ -124,6 +124,8 @@ class Method:
         compression: Returns how its dense exchange is compressed, from its own keys. ``compress.*`` is then refused.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.method.readers`).
         one_model: Whether the received model is the same for all clients, so that the server's files are enough for it.
+        model_variant: Ending of the name of the built-in model that is its default, such as ``-bn``, where the data
+            set's own default has such a variant; empty: the data set's own.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Method:
     compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
     one_model: bool = False
+    model_variant: str = ""
 
     @property
     def private_phases(self) -> tuple[str, ...]:
@@ -186,7 +189,7 @@ class Method:
 
     @property
     def fixed_keys(self) -> Mapping[str, str]:
-        """Shared keys that it cannot take another value of than their default, each with the reason."""
+        """Shared keys that it cannot take another value of than their default, or the method's; with the reason."""
         return dict(getattr(resolve(self.client), capabilities.FIXED_KEYS, {}))
 
     @property

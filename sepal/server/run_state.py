@@ -173,7 +173,7 @@ def start_round(
 ) -> RoundStart:
     """Admit the new clients and return the inputs of the round; novel clients join before the closing round."""
     after = admit(algorithm, state, joined, stores)
-    if closing:
+    if closing and getattr(algorithm, "learns_novel", True):
         after = _tell(algorithm, after, [state.roster[name] for name in state.novel])
     return RoundStart(algorithm, after, plan, closing)
 

@@ -19,6 +19,7 @@ SEQUENTIAL = {
     "digits-cnn": ((1, 8, 8), 10),
     "digits-cnn-bn": ((1, 8, 8), 10),
     "har-cnn": ((9, 128), 6),
+    "har-cnn-bn": ((9, 128), 6),
     "har-mlp": ((9, 128), 6),
     "lenet-cifar10": ((3, 32, 32), 10),
     "lenet5": ((3, 32, 32), 10),

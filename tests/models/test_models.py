@@ -24,6 +24,7 @@ PUBLISHED = {
     "digits-cnn-bn": ((1, 8, 8), 10, 0, 9_354),  # and scale and shift of 16 + 32 channels
     "embedding-linear": ((256,), 2, 10_000, 160_034),
     "har-cnn": ((9, 128), 6, 0, 36_806),
+    "har-cnn-bn": ((9, 128), 6, 0, 36_998),  # and scale and shift of 32 + 64 channels
     "har-mlp": ((9, 128), 6, 0, 148_358),
     "lenet-cifar10": ((3, 32, 32), 10, 0, 256_830),
     "lenet5": ((3, 32, 32), 10, 0, 62_006),
@@ -81,7 +82,7 @@ def test_norms_stand_between_convolution_and_activation():
     torch.testing.assert_close(module(images), head(body(images)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["lenet5-bn", "mnist-cnn-bn"])
+@pytest.mark.parametrize("name", ["har-cnn-bn", "lenet5-bn", "mnist-cnn-bn"])
 def test_a_channel_without_scale_and_shift_vanishes(name):
     shape, classes, *_ = PUBLISHED[name]
     module = models.build(name, shape, classes).train()

@@ -31,8 +31,9 @@ FLAT = {
     "pfedhn.inner-rate": 0.005,
     "evaluate-every": 0,
 }
-LORA = ("fedsa-lora", "flasc")  # they train adapters alone: tests/models/test_lora.py
-METHODS = pytest.mark.parametrize("method", [name for name in registry.METHODS if name not in LORA])
+# Two train adapters alone (tests/models/test_lora.py), and FedBN refuses models without batch normalisation.
+OTHERS = ("fedsa-lora", "flasc", "fedbn")
+METHODS = pytest.mark.parametrize("method", [name for name in registry.METHODS if name not in OTHERS])
 # They cut, decompose or gate layers one by one, and refuse models in which that is not possible.
 CUT = {"local-width", "heterofl", "fjord", "fedrolex", "tailorfl", "flanc", "pa3dfl"}
 

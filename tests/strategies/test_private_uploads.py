@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,18 @@ def gained(federated, before):
 
 
 def test_the_methods_that_have_it_are_those_that_the_docs_name():
-    baselines = ("fedavg", "fedavg-ft", "fedstc", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox")
+    baselines = (
+        "fedavg",
+        "fedavg-ft",
+        "per-fedavg",
+        "fedstc",
+        "fedavgm",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "fedprox",
+        "moon",
+    )
     assert (*baselines, "fedpse", "dmpfl") == HAVE
 
 
@@ -195,6 +208,6 @@ def test_a_frozen_layer_is_never_noised_nor_sent(method, monkeypatch):
     assert len(noised) == 2
     assert max(noised) <= 714
     assert not [name for name in server.model(state) if "embed" in name]
-    (network,) = federated.shared.networks.values()
-    for name in ("weight", "bias"):
+    assert federated.shared.networks
+    for network, name in product(federated.shared.networks.values(), ("weight", "bias")):
         np.testing.assert_array_equal(getattr(network.module.embed, name), federated.setup.frozen[f"embed.{name}"])

@@ -23,8 +23,20 @@ KEYS = {
     "fedsa-lora": {"lora.rank": 2, "trainable": "scale"},
     "flasc": {"lora.rank": 2, "trainable": "scale"},
 }
-# They cut, decompose or gate layers one by one, and refuse the user's own.
-REFUSE = {"local-width", "heterofl", "fjord", "fedrolex", "tailorfl", "flanc", "pa3dfl", "pfedgate"}
+# They cut, decompose or gate layers one by one, or read the input of a last layer, and refuse the user's own.
+REFUSE = {
+    "moon",
+    "fedrod",
+    "fedproto",
+    "local-width",
+    "heterofl",
+    "fjord",
+    "fedrolex",
+    "tailorfl",
+    "flanc",
+    "pa3dfl",
+    "pfedgate",
+}
 
 
 def data(client):
