@@ -32,7 +32,7 @@ COPY requirements.txt requirements-*.txt ./
 RUN pip install --require-hashes ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
     -r requirements.txt -r "requirements-${FLOWER}.txt" -r "requirements-${TORCH}.txt"
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY sepal sepal
 COPY models models
 COPY strategies strategies

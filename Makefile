@@ -46,16 +46,17 @@ compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHO
 test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
 
-check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the schemas of Compose, Kubernetes and GitHub, docs, the list of packages
+check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the schemas of Compose, Kubernetes and GitHub, docs, the list of packages, wheel and sdist
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory -C tools sbom
+	@$(MAKE) --no-print-directory -C tools sbom package
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml docker-compose.gpu.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/kubernetes-validate --strict --quiet $$(find deploy/kubernetes -name '*.yaml' ! -name kustomization.yaml)
 	@if test -x $(BIN)/hadolint; then $(BIN)/hadolint Dockerfile && echo "hadolint: Dockerfile is fine"; \
 		else echo "hadolint: skipped, there is no wheel for this machine"; fi

@@ -3,6 +3,7 @@
 import importlib
 import io
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,7 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from flwr.cli import build
 from flwr.cli.build import build_fab_from_files
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app")
@@ -65,7 +69,26 @@ def test_flower_would_publish_it():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     publish._validate_description(project["project"]["description"])
     assert project["project"]["license"]
-    assert project["tool"]["flwr"]["app"]["publisher"]
+    app = project["tool"]["flwr"]["app"]
+    assert app["publisher"]
+    (flower,) = (Requirement(text) for text in project["project"]["dependencies"] if Requirement(text).name == "flwr")
+    assert app["flwr-version-target"] in flower.specifier, "what the Hub shows is what the package runs with"
+    pinned = (ROOT / "constraints.txt").read_text().partition("flwr==")[2].splitlines()[0]
+    assert Version(app["flwr-version-target"]) == Version(pinned), "and what the tests run with"
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(r"num-supernodes=\d+ client-resources-num-cpus=\d", readme), "the Hub asks for both in a command"
+
+
+def test_flower_builds_the_bundle_without_a_warning(tmp_path, monkeypatch, capfd):
+    for name, path in app_files().items():
+        if name.startswith((*PACKAGES, "pyproject.toml", "README.md", "LICENSE", ".gitignore")):
+            (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / "app" / name)
+    monkeypatch.chdir(tmp_path / "app")
+    build.build(tmp_path / "app")
+    assert "arning" not in "".join(capfd.readouterr())
+    (file,) = (tmp_path / "app").glob("sepal.sepal-fl.*.fab")
+    assert zipfile.is_zipfile(file)
 
 
 def test_package_names_are_not_what_the_bundle_drops():

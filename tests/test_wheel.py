@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
+from email import message_from_bytes
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -38,7 +40,7 @@ def copy_checkout(clone: Path) -> None:
     """Copy what a wheel is built from."""
     for name in ("sepal", *FOLDERS, "referee", "tools"):
         shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / name, clone)
 
 
@@ -106,6 +108,40 @@ def test_the_wheel_holds_our_packages_and_nothing_of_the_referee_and_the_tools(w
         modules |= {f"sepal/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == modules
     assert wheel.name == f"sepal_fl-{__version__}-py3-none-any.whl", "pyproject.toml and sepal.__version__ agree"
+
+
+def test_two_builds_give_the_same_bytes_and_the_sdist_gives_the_same_wheel(wheel, tmp_path):
+    """The second build has files of other times, in an order and with rights of another checkout."""
+    copy_checkout(tmp_path / "copy")
+    shutil.copy(ROOT / ".gitignore", tmp_path / "copy")  # an sdist has it
+    for path in (tmp_path / "copy").rglob("*.py"):
+        path.chmod(0o600)
+        os.utime(path, (1, 1))
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
+    for source, place in ((ROOT, "first"), (tmp_path / "copy", "second")):  # of each: an sdist, and a wheel from it
+        subprocess.run([*build, tmp_path / place, source], check=True, capture_output=True)
+    first, second = (
+        {file.name: file.read_bytes() for file in (tmp_path / place).iterdir()} for place in ("first", "second")
+    )
+    assert first.keys() == {wheel.name, f"sepal_fl-{__version__}.tar.gz"}
+    assert first == second
+    assert first[wheel.name] == wheel.read_bytes(), "built from the checkout and not from an sdist"
+
+
+def test_a_package_index_has_no_link_to_a_file_beside_the_readme(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    address = re.search(r'^address = "(.*?)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    targets = set(re.findall(r"\]\(([^)]*)\)", metadata.get_payload(decode=True).decode()))
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    own = {target.removeprefix(address) for target in targets if target.startswith(address)}
+    for place in own:  # a picture from raw/, all else from blob/, of the tag
+        kind, tag, file = place.lstrip("/").split("/", 2)
+        assert (kind, tag) == ("raw" if file.endswith((".svg", ".png")) else "blob", f"v{__version__}"), place
+        assert (ROOT / file.partition("#")[0]).exists(), place
+    assert len(own) > 20
+    assert all(address in url for url in metadata.get_all("Project-URL")), "from one line of pyproject.toml"
 
 
 @pytest.mark.timeout(300)

@@ -19,7 +19,7 @@ from referee.paper.pages import PLANS, pages
 from referee.paper.plan import SCALES, read_plan
 from referee.paper.report import write_report
 from sepal import user_modules
-from sepal.cli.tracking import check_mlflow, log_runs
+from sepal.cli.trackers import log_runs, trackers_of
 from sepal.errors import ConfigError, SepalError, one_line
 from sepal.report.progress import PlanDisplay
 from sepal.storage.files import write_atomically
@@ -75,7 +75,7 @@ def reproduce(args: argparse.Namespace) -> None:
             write_atomically(path, text.encode())
             print(f"written to {path}")
         return
-    check_mlflow(args.mlflow)
+    trackers = trackers_of((), args.mlflow)
     file = find_plan(args.plan)
     plan = read_plan(file)
     plan = plan.at(args.scale)
@@ -97,8 +97,8 @@ def reproduce(args: argparse.Namespace) -> None:
         print(written[0].read_text(encoding="utf-8"))
     for path in written:
         print(f"written to {path}")
-    if args.mlflow:
-        print(log_runs(args.mlflow, folder.name, [folder / run.name for run in plan.runs()]))
+    for line in log_runs(trackers, folder.name, [folder / run.name for run in plan.runs()]):
+        print(line)
     if failed:
         count = len(list(plan.runs(args.only)))
         raise SepalError(args.plan, f"{count} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")

@@ -10,6 +10,7 @@ import typer
 
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting, tell
+from sepal.cli.options import Trackers
 from sepal.errors import ConfigError
 from sepal.report.printing import say
 
@@ -32,13 +33,14 @@ def compare(
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Print every view, the costs and all differences.")] = False,
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the runs to MLflow: a server or directory.")] = "",
+    tracker: Trackers = None,
 ) -> None:
     """Run the missing runs of methods × settings × seeds, and show all side by side.
 
     If it is killed, start it again to continue.
     """
     with starting():
-        from sepal.cli.tracking import check_mlflow, log_runs
+        from sepal.cli.trackers import log_runs, trackers_of
         from sepal.report.console import console
         from sepal.report.files import by_variant, write_csv
         from sepal.report.markdown import write_markdown
@@ -49,7 +51,7 @@ def compare(
         from sepal.study.plans.plan import read_plan
         from sepal.study.plans.trials import failure, run_plan
 
-    check_mlflow(mlflow)
+    trackers = trackers_of(tracker or (), mlflow)
     plan_file: PlanFile = read_plan(plan, tune)
     directory = (out or Path("runs") / f"{plan.stem}{'-tuned' * plan_file.tune}").absolute()
     displays = partial(PlanDisplay, console(stderr=True))
@@ -67,8 +69,8 @@ def compare(
         written += [write_markdown(comparison, directory / "tables.md", pages), *pages]
     for path in written:
         say(f"written to {path}")
-    if mlflow:
-        say(log_runs(mlflow, directory.name, [directory / run.name for run in done.runs]))
+    for line in log_runs(trackers, directory.name, [directory / run.name for run in done.runs]):
+        say(line)
     if bad := done.lost:
         raise failure(str(plan), len(done.runs), bad)
 

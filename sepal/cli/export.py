@@ -16,6 +16,7 @@ from sepal.errors import ConfigError, one_line
 from sepal.report.printing import say
 
 if TYPE_CHECKING:
+    from sepal.export.extraction import ClientModel
     from sepal.export.predicting import Predictions
 
 
@@ -41,6 +42,12 @@ def export(
     with_client: Annotated[
         bool, typer.Option("--with-client", help="The file, and by default its name, says whose model it is.")
     ] = False,
+    card: Annotated[
+        bool, typer.Option("--card", help="Write a model card beside it: README.md, as the Hugging Face Hub shows it.")
+    ] = False,
+    with_labels: Annotated[
+        bool, typer.Option("--with-labels", help="The card has the number of training examples of each class.")
+    ] = False,
     view: Annotated[str, typer.Option(help="Instead: its received, trained or kept model (docs/views.md).")] = "",
     allow: Annotated[
         list[str] | None,
@@ -61,11 +68,14 @@ def export(
 
     if with_client and client is None:
         raise ConfigError("--with-client", "a client's name as well", "none")
+    if with_labels and not card:
+        raise ConfigError("--with-labels", "--card as well", "none")
     path = find_run(run)
     client_model = model_of(path, client, view, allow or (), round=round)
     facts, name = client_model.facts(with_client), client_model.origin.client
     default = name if with_client else f"{path.name}-round-{facts['round']}-{facts['sha256'][:8]}"
     file = out or path / f"{default}.safetensors"
+    card_text = card_of(path, file, client_model, facts, with_labels, round is None) if card else ""
     file_model = write_model(client_model, file, with_client)
     say(f"written to {file}: {f'the {client_model.view} model' if client else 'the model of all clients'}", nl=False)
     say(f" after round {round}" if round else tested(path, name, client_model.view))
@@ -75,6 +85,21 @@ def export(
         inputs = torch.from_numpy(client_model.inputs)
         write_onnx(file_model.module, inputs, file.with_suffix(".onnx"), file_model.origin, facts)
         say(f"written to {file.with_suffix('.onnx')}")
+    if card:
+        from sepal.report.card import write_card
+
+        say(f"written to {write_card(card_text, file)}")
+
+
+def card_of(path: Path, file: Path, model: ClientModel, facts: Mapping[str, str], with_labels: bool, last: bool) -> str:
+    """Return the text of a model's card, or refuse it before anything is written."""
+    from sepal.report.card import card, check_card
+    from sepal.runs.stored_run import read_run
+    from sepal.study.runs import naming
+
+    check_card(file)
+    with naming(path):
+        return card(read_run(path), file.name, facts, model.view, model.origin.client, with_labels, last)
 
 
 def check_file(out: Path | None) -> None:

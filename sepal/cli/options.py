@@ -27,3 +27,11 @@ Sets: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.", autocompletion=completing.keys),
 ]
+Trackers: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="KIND[=PLACE]",
+        help="Log complete runs: wandb (offline), mlflow or tensorboard, to a directory, or MLflow's server.",
+    ),
+]

@@ -13,7 +13,7 @@ import typer
 from sepal.cli import completing
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting, tell, what_of
-from sepal.cli.options import Name, Run
+from sepal.cli.options import Name, Run, Trackers
 from sepal.report.printing import say
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def run(
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round, and continue from there.")
     ] = None,
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the run to MLflow: a server or directory.")] = "",
+    tracker: Trackers = None,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="Also say why clients do not train at once, or not by captured steps."),
@@ -56,10 +57,9 @@ def run(
         from sepal.runs.places import IN_PROCESS, default_base
         from sepal.study.run_keys import gather
 
-    if mlflow:
-        from sepal.cli.tracking import check_mlflow, log_runs
+    from sepal.cli.trackers import log_runs, trackers_of
 
-        check_mlflow(mlflow)
+    trackers = trackers_of(tracker or (), mlflow)
     base = default_base(IN_PROCESS)
     shorthands = {"name": name, "out": out, "method": method, "dataset": dataset, "rounds": rounds}
     flat = gather(config, sets or [], shorthands, base)
@@ -71,8 +71,8 @@ def run(
     from sepal.runs.stored_run import read_run
 
     print_run(console(), read_run(path))
-    if mlflow:
-        say(log_runs(mlflow, "sepal", [path]))
+    for line in log_runs(trackers, "sepal", [path]):
+        say(line)
 
 
 def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = None) -> Path:

@@ -13,10 +13,12 @@ import sepal
 from sepal.api.results import Compared, Run
 from sepal.cli.main import app
 from sepal.errors import SepalError
+from sepal.report.card import card
 from sepal.report.data import datasets
 from sepal.report.live import Handler, ReportServer
+from sepal.runs.stored_run import read_run
 from sepal.study.comparison import read_comparison
-from sepal.study.runs import UNFIT
+from sepal.study.runs import UNFIT, naming
 
 
 def command(*words):
@@ -81,9 +83,20 @@ def figures(directory):
         return str(error)
 
 
+def model_card(directory):
+    """The card of a client's model, with all that may be asked for."""
+    facts = {"run": directory.name, "round": "2", "sha256": "0" * 64, "client": "client-00000"}
+    try:
+        with naming(directory):
+            return card(read_run(directory), "m.safetensors", facts, "trained", "client-00000", labels=True)
+    except SepalError as error:
+        return str(error)
+
+
 # What reads each file of a run, without drawing pages.
 READS = {
     **QUICK,
+    "card": model_card,
     "figures": figures,
     "figures of the folder": lambda run: figures(run.parent),
     "export": lambda run: command("export", run, "0", "--out", run.parent / "m.safetensors"),

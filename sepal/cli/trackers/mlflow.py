@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from sepal.errors import ConfigError, one_line
 from sepal.report.files import by_round
 from sepal.report.page import write_html
-from sepal.runs.stored_run import StoredRun, read_run, stored_summary
+from sepal.runs.stored_run import StoredRun
 from sepal.storage.regular import is_regular
 
 FILES = ("config.toml", "summary.json", "metrics.jsonl")
@@ -22,45 +23,36 @@ OWN = "sepal.directory"  # tag by which a run is found again
 TOGETHER = 100  # parameters in one request: MLflow's limit
 
 
-def check_mlflow(uri: str) -> None:
-    """Raise unless MLflow is there for ``uri``; empty: nothing is needed.
+@dataclass(frozen=True)
+class MlflowTracker:
+    """MLflow at a tracking URI: a server's address, or a directory."""
 
-    Raises:
-        ConfigError: It is not installed.
-    """
-    if uri and find_spec("mlflow") is None:
-        raise ConfigError("--mlflow", "MLflow: pip install 'mlflow-skinny>=3'", "no such package")
+    place: str
+    option: str
+
+    def log(self, experiment: str, runs: Iterable[StoredRun]) -> int:
+        """Log runs; see :class:`sepal.cli.trackers.Tracker`."""
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a directory was asked for
+        try:
+            client = MlflowClient(self.place)
+            existing = client.get_experiment_by_name(experiment)
+            experiment_id = existing.experiment_id if existing else client.create_experiment(experiment)
+            logged = {run.data.tags.get(OWN) for run in client.search_runs([experiment_id], max_results=50_000)}
+            fresh = [run for run in runs if str(run.path.absolute()) not in logged]
+            for run in fresh:
+                _log(client, experiment_id, run)
+        except (MlflowException, OSError, ValueError) as reason:
+            got = f"{self.place}: {one_line(str(reason), 200)}"
+            raise ConfigError(self.option, "a tracking URI that takes runs", got) from None
+        return len(fresh)
 
 
-def log_runs(uri: str, experiment: str, places: Iterable[Path]) -> str:
-    """Log the runs that are complete to MLflow and return a line about it; one that is there already is left alone.
-
-    Args:
-        uri: Tracking URI: a server's address or a directory.
-        experiment: Name of MLflow's experiment.
-        places: Run directories.
-
-    Raises:
-        ConfigError: MLflow does not accept them.
-    """
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
-
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a directory was asked for
-    try:
-        client = MlflowClient(uri)
-        existing = client.get_experiment_by_name(experiment)
-        experiment_id = existing.experiment_id if existing else client.create_experiment(experiment)
-        logged_directories = {run.data.tags.get(OWN) for run in client.search_runs([experiment_id], max_results=50_000)}
-        ended = [path for path in places if stored_summary(path) and str(path.absolute()) not in logged_directories]
-        fresh = list(map(read_run, ended))
-        for run in fresh:
-            _log(client, experiment_id, run)
-    except (MlflowException, OSError, ValueError) as reason:
-        raise ConfigError(
-            "--mlflow", "a tracking URI that takes runs", f"{uri}: {one_line(str(reason), 200)}"
-        ) from None
-    return f"{len(fresh)} runs logged to {uri}, experiment {experiment}"
+def make(place: str, option: str) -> MlflowTracker:
+    """Return the tracker."""
+    return MlflowTracker(place, option)
 
 
 def _log(client: Any, experiment_id: str, run: StoredRun) -> None:

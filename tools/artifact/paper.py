@@ -1,0 +1,58 @@
+"""The paper: paper/template.md with figures from stored rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from sepal.strategies import registry
+from tools.artifact import stored
+from tools.artifact.stored import ROOT
+
+PAPER, TEMPLATE = ROOT / "paper" / "paper.md", ROOT / "paper" / "template.md"
+MOST_WORDS = 1000
+SHOWN = {"flower": "Flower", "fluke": "fluke", "pfl": "pfl-research", "sepal": "Sepal"}
+COUNTS = ("none", "one", "two", "three", "four", "five")
+
+
+def paper() -> str:
+    """Return the paper."""
+    findings = stored.findings()
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)  # Markdown, not HTML
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    sentence = findings.few_bytes
+    names = ("fedavg-ft", "fedavg-ft-stc", "fedpse", "subfedavg", "pfedgate", "pa3dfl", "dmpfl", "local")
+    return template.render(
+        date=citation.partition("date-released: ")[2].splitlines()[0],
+        methods=len(registry.names()),
+        index_10=f"{stored.index_overhead():.1f}",
+        blocks=COUNTS[len(findings.compared)],
+        tests=findings.tests,
+        leads=COUNTS[findings.count(findings.leads)],
+        few_bytes=sentence[0].upper() + sentence[1:],
+        held={name: findings.held_figure(name) for name in names},
+        **peers(),
+    )
+
+
+def peers() -> dict[str, Any]:
+    """Return sentences about the frameworks that were run side by side."""
+    rows = stored.side_by_side()
+    versions = ", ".join(f"{SHOWN[row['framework']]} {row['version']}" for row in rows)
+    killed = [row for row in rows if row.get("killed") == 0]
+    others = [SHOWN[row["framework"]] for row in rows if row.get("killed", 0) != 0]
+    no_way = [SHOWN[row["framework"]] for row in rows if "killed" not in row]
+    words = [f"in {listed(others)} they were not" if others else "", f"{listed(no_way)} starts again" if no_way else ""]
+    return {
+        "peers_settings": f"{versions}; FedAvg, 10 clients, {rows[0]['rounds']} rounds",
+        "peers_again": listed([SHOWN[row["framework"]] for row in rows if row["again"] == 0]),
+        "peers_killed": listed([SHOWN[row["framework"]] for row in killed]),
+        "peers_killed_not": "; ".join(filter(None, words)) or "in none were they not",
+    }
+
+
+def listed(names: list[str]) -> str:
+    """Return ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "none"
