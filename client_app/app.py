@@ -27,6 +27,7 @@ from sepal.client_app.build import (
     has_whole,
     open_store,
     open_upload_count,
+    open_vault,
     parts_of,
 )
 from sepal.client_app.frozen_data import FrozenData
@@ -43,7 +44,7 @@ from sepal.protocol.client_errors import word_of
 from sepal.protocol.fields import arrays_of
 from sepal.protocol.messages import read_order, sender_of, write_client_error, write_error
 from sepal.protocol.peer import Peer, ourselves
-from sepal.protocol.types import Kind
+from sepal.protocol.types import STEPS, Kind
 from sepal.strategies import registry
 from sepal.training.devices import device_memory
 
@@ -108,7 +109,7 @@ def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
     """
     refuse_array_mods(mods)
     app = SepalClientApp(mods)
-    for decorate in (app.query(), app.train(), app.train("adapt")):
+    for decorate in (app.query(), app.train(), app.train("adapt"), *(app.train(step.value) for step in STEPS)):
         decorate(handle)
     return app
 
@@ -214,7 +215,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     with nullcontext() if order.kind is Kind.QUERY else store.lock():
         secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
         source = None if on_one_machine() else changing_data(shared, node, store)
-        host = build_host(shared, node, order.run, store, secret, source)
+        host = build_host(shared, node, order.run, store, secret, source, open_vault(store))
         if order.kind is not Kind.QUERY and not on_one_machine():
             # Before the training, which a full disk would waste; and the size may not depend on what it gives.
             store.check_room(len(content.data) + 4 * sum(parameter.size for parameter in shared.assembly.setup.layout))

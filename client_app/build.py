@@ -21,6 +21,7 @@ from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
+from sepal.client_app.secure_sums import ON_ONE_MACHINE, FileVault, SecureSums
 from sepal.client_app.state_store import DiskStateStore, StateStore
 from sepal.client_app.upload_count import UploadCount
 from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
@@ -34,6 +35,7 @@ from sepal.errors import ConfigError, DataError
 from sepal.names import NAME, client_name
 from sepal.protocol.types import ClientInfo
 from sepal.rng import derive_seed
+from sepal.secure.client import Vault
 from sepal.seeding import generators_seeded
 from sepal.storage.home import private_home
 from sepal.storage.regular import expanded
@@ -191,7 +193,13 @@ class Node:
 
 
 def build_host(
-    shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"", source: FederatedData | None = None
+    shared: Shared,
+    node: Node,
+    run: str,
+    store: StateStore,
+    secret: bytes = b"",
+    source: FederatedData | None = None,
+    vault: Vault | None = None,
 ) -> ClientHost:
     """Return the client's host.
 
@@ -202,6 +210,7 @@ def build_host(
         store: The client's states in this run.
         secret: What the noise of ``privacy.noise`` is drawn from; empty to draw it from the run's seed.
         source: The client's data; None for those of :func:`data_of`.
+        vault: Keeps the secrets of secure sums; needed in a run that has them.
 
     Raises:
         DataError: The client has no data, or its private data does not match the run config.
@@ -253,6 +262,11 @@ def build_host(
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(setup.config) if secret else ""  # without a secret engines must agree on the bits
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
+    secure = None
+    if setup.config.secure != "off":
+        if vault is None:
+            raise ConfigError("secure", "off where clients have no place for secrets", setup.config.secure)
+        secure = SecureSums(info.name, setup.config, setup.weights, vault, secret or ON_ONE_MACHINE)
     return ClientHost(
         run,
         info,
@@ -270,6 +284,7 @@ def build_host(
         tells_divergence=not setup.config.privacy.noise,
         accuracies=node.accuracies,
         machine=machine,
+        secure=secure,
         data_bytes=sum(
             column.nbytes
             for part in (train, validation, test)
@@ -335,6 +350,11 @@ def changing_data(shared: Shared, node: Node, store: DiskStateStore) -> FrozenDa
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:
     """Return a deployed client's store, under the node's ``state-dir``, the run's, or ~/.sepal/state."""
     return DiskStateStore(state_dir(shared, node) / run / node.client, shared.assembly.method.client_state)
+
+
+def open_vault(store: DiskStateStore) -> FileVault:
+    """Return where a client with a store on disk keeps the secrets of secure sums."""
+    return FileVault(store.directory / "secure")
 
 
 def open_upload_count(shared: Shared, node: Node) -> UploadCount:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 from flwr.app import RecordDict
 
+from sepal.client_app.secure_sums import SecureSums
 from sepal.client_app.state_store import StateStore, Stored, VersionOrigin
 from sepal.errors import ChangedDataError, DivergedError, ProtocolError, SepalError, StateError
 from sepal.method.algorithms import ClientAlgorithm
@@ -29,13 +30,15 @@ from sepal.protocol.messages import (
     Order,
     Reply,
     read_order,
+    sums_up,
     version,
     version_round,
     write_error,
     write_reply,
 )
 from sepal.protocol.payloads import check_sendable, seal, unseal
-from sepal.protocol.types import ClientInfo, Kind, Payload, Predictor
+from sepal.protocol.summed import figures_of
+from sepal.protocol.types import STEPS, ClientInfo, Kind, Payload, Predictor
 from sepal.protocol.views import needs_training
 from sepal.storage.serialize import digest, not_finite
 
@@ -82,6 +85,8 @@ class ClientHost:
             (:attr:`sepal.client_app.state_store.Stored.local`).
         local: Returns those buffers after the work.
         changes: Whether the client's data may change in the run (``data-changes = "accept"``).
+        secure: The client's secure sums; None in a run without. With it, updates and figures wait here for the steps
+            of a sum, and no digest of a state is sent.
     """
 
     run: str
@@ -103,6 +108,7 @@ class ClientHost:
     take_up: Callable[[int, Local], None] = lambda round, local: None
     local: Callable[[], Local] = dict
     changes: bool = False
+    secure: SecureSums | None = None
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -130,6 +136,9 @@ class ClientHost:
         if kind is Kind.QUERY:
             reply = Reply(order.run, plan.round, kind, self.info, order.base)
             return replace(reply, facts={**self.facts, **self._facts_of_store()}), Content()
+        if kind in STEPS:
+            return self._step(order, content)
+        summed_views = order.views if self.secure and sums_up(order) else None
         if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
             raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
         state, before, local, began = self._load(order.base)
@@ -141,12 +150,9 @@ class ClientHost:
         stored = self.store.answered(plan.round, request)
         if stored:
             return stored.reply, stored.content
-        if (
-            not self.changes and began and self.info.data and began != self.info.data
-        ):  # before a first accepted reply, the server compares
-            raise ChangedDataError.of(self.info.name, began, self.info.data)
-        if self.changes and kind is Kind.TRAIN and not self.info.examples:
-            raise ChangedDataError(f"{self.info.name}: data", "training examples", "none any more")
+        self._check_data(kind, began)
+        if self.secure and summed_views is not None:
+            self.secure.check(order)
         download = unseal(content, self.algorithm.download_schema(state, plan))
         self.take_up(plan.round, local)
         charge = ""
@@ -155,13 +161,36 @@ class ClientHost:
             charge = f"{order.run} {hashlib.sha256(request.encode()).hexdigest()}"
             self.spend(charge)
         try:
-            return self._trained(order, state, download, request, charge, content)
+            return self._trained(order, state, download, request, charge, content, summed_views)
         except Exception as error:
             if not self.noised:
                 raise
             log.error("%s: no answer to round %d", self.info.name, plan.round, exc_info=error)
         # Out of the except block: an error that hangs on another one would be told by the other one's word.
         raise SepalError("training", "an answer", "none; the node's own log says why")
+
+    def _check_data(self, kind: Kind, began: str) -> None:
+        """Check that the client has the data that it began with, or may have others; ``began`` is their digest.
+
+        Raises:
+            ChangedDataError: It has others, or none to train with.
+        """
+        # Before a first accepted reply, the server compares.
+        if not self.changes and began and self.info.data and began != self.info.data:
+            raise ChangedDataError.of(self.info.name, began, self.info.data)
+        if self.changes and kind is Kind.TRAIN and not self.info.examples:
+            raise ChangedDataError(f"{self.info.name}: data", "training examples", "none any more")
+
+    def _step(self, order: Order, content: Content) -> tuple[Reply, Content]:
+        """Answer one step of a secure sum."""
+        if self.secure is None:
+            raise ProtocolError("kind", "query, train or adapt, in a run without secure sums", order.kind.value)
+        reply = Reply(order.run, order.plan.round, order.kind, self.info, download=content.digest())
+        return reply, self.secure.answer(order, content)
+
+    def _uploaded(self, upload: Content) -> str:
+        """Return what stands for an upload in the name of its version."""
+        return self.secure.digest(upload) if self.secure else upload.digest()
 
     def _check_forward(self, round: int) -> None:
         """Check that an upload of ``round`` that was never sent is of no round before those that were answered.
@@ -180,7 +209,14 @@ class ClientHost:
         return {"store": self.store.identity, **listed}
 
     def _trained(
-        self, order: Order, state: Any, download: Payload, request: str, charge: str, content: Content
+        self,
+        order: Order,
+        state: Any,
+        download: Payload,
+        request: str,
+        charge: str,
+        content: Content,
+        summed_views: tuple[str, ...] | None = None,
     ) -> tuple[Reply, Content]:
         plan, kind, download_digest = order.plan, order.kind, content.digest()
         algorithm = self.algorithm
@@ -202,19 +238,23 @@ class ClientHost:
             **(self._score("trained", order, trained_predictor) if self.info.examples else {}),
         }
         sane, sums = _sane(metrics)
-        if not self.accuracies:
+        figures = sane if self.accuracies else {}
+        if not self.accuracies or self.secure:
             sane, sums = {name: value for name, value in sane.items() if name in COSTS}, {}
         reply = Reply(order.run, plan.round, kind, self.info, order.base, download_digest, metrics=sane, sums=sums)
         check_sendable(upload)
         answer = seal(upload)
+        uploaded, uploads = self._uploaded(answer), bool(answer.data or answer.scalars)
+        if self.secure and summed_views is not None:
+            answer = self.secure.begin(order, request, download, upload, answer, figures_of(figures, summed_views))
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
-            name = version(plan.round, order.base, download_digest, answer.digest())
+            name = version(plan.round, order.base, download_digest, uploaded)
             local = self.local()
             reply = replace(reply, version=name)
-            if order.keep and not self.noised:
+            if order.keep and not self.noised and not self.secure:
                 state = digest(after)
                 reply = replace(reply, state=digest({"state": state, "local": local}) if local else state)
-            if answer.data or answer.scalars:
+            if uploads:
                 self.spend(f"{charge or order.run} {name}")
             self.store.save(name, Stored(request, after, reply, answer, local), VersionOrigin(order, content))
             self.store.prune(order.durable, order.best)
@@ -251,11 +291,12 @@ class ClientHost:
         work = self._request_digest(order, answered, before)
         after, upload = self._work(order, state, download, work)
         answer = seal(upload)
-        if version(order.plan.round, order.base, answered, answer.digest()) != base:
+        if version(order.plan.round, order.base, answered, self._uploaded(answer)) != base:
             raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
         reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base, answered, base)
         local = self.local()
-        self.store.save(base, Stored(f"{work}|made again", after, reply, answer, local), origin)
+        content = Content() if self.secure else answer  # nobody gets it: it answers no request
+        self.store.save(base, Stored(f"{work}|made again", after, reply, content, local), origin)
         return after, work, local, self.info.data
 
     def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload]:

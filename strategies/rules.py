@@ -45,6 +45,16 @@ def check_method(method: Method, config: RunConfig) -> None:
         others, void = _names(lambda candidate: candidate.robust), _void(method, capabilities.ROBUST, method.server)
         expected = f"none: {method.name} has a mean of its own (methods that take it: {others}){void}"
         raise ConfigError("robust-mean", expected, config.robust_mean)
+    if config.secure != "off" and not method.summed_phases:
+        others, void = (
+            _names(lambda candidate: bool(candidate.summed_phases)),
+            _void(method, capabilities.SUMMED, method.server),
+        )
+        why = method.reads_uploads or "its server may read single uploads"
+        if method.compression:
+            why = "each client chooses its own entries"
+        expected = f"off: {method.name} needs more than the sum of the uploads: {why} (methods that take it: {others})"
+        raise ConfigError("secure", f"{expected}{void}", config.secure)
     now, plain = config.flat(), RunConfig().flat()
     for key, reason in method.fixed_keys.items():
         default = method.defaults.get(key, plain[key])
@@ -63,6 +73,9 @@ def check_task(method: Method, config: RunConfig, task: Task, info: DatasetInfo)
     if lacking:
         raise ConfigError("task", f"one with {lacking[0]}, which {method.name} needs", task.name)
     simple = task.targets.shape in ((), (1,)) and not task.targets.floating
+    if config.secure != "off" and not task.scoring.counted:
+        expected = "classification by accuracy with secure = sum: figures of other tasks are not summed"
+        raise ConfigError("task", expected, f"{task.name}, metric {config.metric}")
     if info.labelled and not simple:
         expected = f"classification for {info.name}, whose targets are class numbers (docs/tasks.md)"
         raise ConfigError("task", expected, task.name)

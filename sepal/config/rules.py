@@ -9,6 +9,7 @@ from __future__ import annotations
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
+AGREED_SUPPORT: tuple[str, ...] = ()  # values of compress.name by which all clients of a round send the same entries
 OWN_DATA = ("own", "folder", "hf")  # data sets of which a client may have its own, which changes
 
 
@@ -29,6 +30,7 @@ def check_together(config: RunConfig) -> None:
         expected = "0 or 1 with engine.capture, which trains one client at a time"
         raise ConfigError("engine.batch", expected, config.engine.batch)
     _check_data_changes(config)
+    _check_secure(config)
     _check_final_model(config)
     _check_round(config)
     if config.split.test_of_labels and config.split.test_fraction:
@@ -90,6 +92,39 @@ def _check_data_changes(config: RunConfig) -> None:
         if config.value(key) != value:
             expected = f"{str(value).lower()} with data-changes = accept: an example's part follows from it alone"
             raise ConfigError(key, expected, config.value(key))
+
+
+def _check_secure(config: RunConfig) -> None:
+    """Raise if a key looks at single updates, or at figures of single clients, and the run has secure sums."""
+    if config.secure == "off":
+        return
+    why = "with secure = sum, where the server sees no single update"
+    refused: dict[str, tuple[object, str]] = {
+        "robust-mean": ("none", f"{why}; secure-range bounds what a client can change"),
+        "max-update-norm": (0, f"{why}; secure-range bounds what a client can change"),
+        "privacy.clip": (0, "with secure = sum: noise inside a secure sum is not built"),
+        "novel-clients": (0, "with secure = sum: their figures are in the sum of all"),
+        "data-changes": ("refuse", "or freeze with secure = sum: weights would be those of data that nobody compares"),
+    }
+    for key, (plain, reason) in refused.items():
+        value = config.value(key)
+        if value != plain and (key, value) != ("data-changes", "freeze"):
+            raise ConfigError(key, f"{plain} {reason}", value)
+    if config.lr == "search":
+        expected = "a number with secure = sum: a search weighs what single clients reach, and takes many sums"
+        raise ConfigError("lr", expected, config.lr)
+    if config.compress.name not in ("none", *AGREED_SUPPORT):
+        expected = (
+            f"{' or '.join(('none', *AGREED_SUPPORT))} with secure = sum: each client would choose its own entries"
+        )
+        raise ConfigError("compress.name", expected, config.compress.name)
+    least = max(3, config.secure_colluders + 2)
+    for key, clients in (("clients", config.clients), ("clients-per-round", config.clients_per_round)):
+        if clients and clients < least:
+            raise ConfigError(key, f"at least {least} with secure = sum and secure-colluders", clients)
+    if 2 ** (config.secure_bits - 1) - 1 <= (config.clients_per_round or config.clients) * config.oversample:
+        clients = config.clients_per_round or config.clients
+        raise ConfigError("secure-bits", f"32 for {clients} clients in a round", config.secure_bits)
 
 
 def _check_final_model(config: RunConfig) -> None:

@@ -336,6 +336,25 @@ class RunConfig(Settings):
         description="mean over uploads: the method's, or coordinate-wise trimmed (20 % at each end) or median",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK, Mark.PLAIN),
     )
+    secure: Literal["off", "sum"] = Field(
+        "off",
+        description="sum: the server learns the sum of a round's updates and figures, and no single one "
+        "(docs/secure-sums.md)",
+    )
+    secure_bits: Literal[32, 16] = Field(32, description="with secure = sum: bits of an entry of the sum")
+    secure_range: float = Field(
+        8.0,
+        gt=0,
+        le=1e6,
+        description="with secure = sum: largest change of an entry by a client; a client beyond it has diverged",
+    )
+    secure_colluders: int = Field(
+        1,
+        ge=0,
+        le=10_000,
+        description="with secure = sum: clients of a round that may work together with the server and still learn no "
+        "other client's update",
+    )
     min_replies: int = Field(
         1,
         ge=1,

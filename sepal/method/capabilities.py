@@ -69,11 +69,17 @@ DENSE_CLIENT = Capability("dense_exchange", False, LOCAL - {"download_schema"} |
 DENSE_SERVER = Capability("dense_exchange", False, STATE | {"aggregate"})
 # Of servers.
 ROBUST = Capability("robust_means", False, STATE | {"download", "newcomer", "upload_schema"})
+SUMMED = Capability("summed_phases", (), STATE - {"weigh"})
 CAPACITY = Capability("uses_capacity", False, STATE - {"shared"})
 
 # Limits. Every subclass has them, whatever it overrides: one that forgot them would be wrong in silence.
 DEPENDS_ON_ROUNDS = "depends_on_rounds"  # of servers
 NEEDS_OF_TASK, FIXED_KEYS = "needs_of_task", "fixed_keys"  # of clients
+READS_UPLOADS = (
+    "reads_uploads"  # of servers: what they read of single uploads, in words; why they have no claim ``summed_phases``
+)
 
-_ATTRIBUTES = {capability.attribute for capability in (PRIVATE, BATCHED, COMBINATION, DENSE_CLIENT, ROBUST, CAPACITY)}
+_ATTRIBUTES = {
+    capability.attribute for capability in (PRIVATE, BATCHED, COMBINATION, DENSE_CLIENT, ROBUST, SUMMED, CAPACITY)
+}
 _ATTRIBUTES |= {DEPENDS_ON_ROUNDS, NEEDS_OF_TASK, FIXED_KEYS}

@@ -154,6 +154,19 @@ class Method:
         return bool(capabilities.ROBUST.of(resolve(self.server)))
 
     @property
+    def summed_phases(self) -> tuple[str, ...]:
+        """Phases whose ``aggregate`` takes one weighted mean of the uploads, and nothing else of them.
+
+        If there is none, ``secure = "sum"`` is refused.
+        """
+        return () if self.compression else tuple(capabilities.SUMMED.of(resolve(self.server)))
+
+    @property
+    def reads_uploads(self) -> str:
+        """What its server reads of single uploads, in words; empty if it says nothing of that."""
+        return str(getattr(resolve(self.server), capabilities.READS_UPLOADS, ""))
+
+    @property
     def dense(self) -> bool:
         """Whether ``compress.*`` applies; if not, the keys are refused."""
         both = capabilities.DENSE_CLIENT.of(resolve(self.client)) and capabilities.DENSE_SERVER.of(resolve(self.server))

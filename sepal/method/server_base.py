@@ -28,11 +28,17 @@ class ServerBase(Generic[S]):
         robust: The run's ``robust-mean``, for :mod:`sepal.method.means`; ``none`` without ``robust_means``.
         robust_means: Whether every mean of uploads is :func:`sepal.method.means.weighted_mean` or ``sparse_mean``,
             and takes ``robust``: the key ``robust-mean`` applies.
+        summed_phases: The phases (``Plan.phase``) in which ``aggregate`` takes one weighted mean of tensors of which
+            all clients send the same entries, with weights that follow from the client alone, and nothing else of the
+            uploads: ``secure = "sum"`` applies.
+        reads_uploads: What it reads of single uploads otherwise, for the line that refuses ``secure``.
         dense_exchange: As :attr:`sepal.method.client_base.ClientBase.dense_exchange`.
         uses_capacity: Whether clients with a capacity below 1 get a smaller model.
     """
 
     robust_means: ClassVar[bool] = False
+    summed_phases: ClassVar[tuple[str, ...]] = ()
+    reads_uploads: ClassVar[str] = ""
     dense_exchange: ClassVar[bool] = False
     uses_capacity: ClassVar[bool] = False
 

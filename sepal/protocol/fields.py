@@ -150,5 +150,5 @@ def kind(head: ConfigRecord) -> Kind:
     """Return what the order or reply is about."""
     value = text(head, "kind")
     if value not in {member.value for member in Kind}:
-        raise ProtocolError("kind", "query, train or adapt", value)
+        raise ProtocolError("kind", f"one of {', '.join(Kind)}", value)
     return Kind(value)

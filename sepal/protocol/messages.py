@@ -182,6 +182,11 @@ class Order:
     best: str = ""
 
 
+def sums_up(order: Order) -> bool:
+    """Return whether what an order leads to goes into a sum, in a run with secure sums: an update, or figures."""
+    return order.kind is Kind.TRAIN or bool(order.views)
+
+
 @dataclass(frozen=True)
 class Reply:
     """The head of a client's reply.

@@ -25,11 +25,17 @@ SpecLike: TypeAlias = TensorSpec | Callable[[Mapping[str, SparseTensor]], Tensor
 
 
 class Kind(StrEnum):
-    """The three kinds of message."""
+    """What a message is about; the last three are the steps of a secure sum (docs/secure-sums.md)."""
 
     QUERY = "query"  # send the roster entry
     TRAIN = "train"  # train, store the new state, send an upload
     ADAPT = "adapt"  # train and evaluate; no upload, and the new state is stored only if the order says so
+    SHARE = "share"  # deal shares of the round's secrets to the other clients
+    MASK = "mask"  # send the masked update
+    UNMASK = "unmask"  # send a share of each client's secret
+
+
+STEPS = (Kind.SHARE, Kind.MASK, Kind.UNMASK)
 
 
 @dataclass(frozen=True)

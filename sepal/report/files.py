@@ -64,7 +64,7 @@ def by_round(run: StoredRun) -> Iterator[dict[str, float]]:
         row: dict[str, float] = {"round": line["round"]}
         for kind, views in ((run.measure.name, headline(line)), ("validation", line["validation"])):
             for view, view_figures in views.items():
-                row |= {f"{kind}/{view}/{name}": view_figures[name] for name in FIGURES} if view_figures else {}
+                row |= {f"{kind}/{view}/{name}": view_figures[name] for name in FIGURES if name in (view_figures or {})}
         for view, metrics in line.get("metrics", {}).items():
             row |= {f"together/{view}/{name}": value for name, value in metrics.items() if value is not None}
         row |= {f"bytes/{key}": size for key, size in line["bytes"].items() if not isinstance(size, dict)}

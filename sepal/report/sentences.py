@@ -36,8 +36,11 @@ def first_point(config: Mapping[str, Any]) -> str:
 
 def _of_one_run(variant: Variant) -> Iterator[str]:
     mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
+    measure = variant.measure
+    if mean and not low:
+        yield f"{variant.label}: {mean.with_unit(measure)} mean {measure.name} over clients; the worst 10 % is not "
+        yield f"available with secure sums. {_sent(variant)} MB were sent (deployed models: {variant.deployed})."
     if mean and low:
-        measure = variant.measure
         words = f"{variant.label}: {mean.with_unit(measure)} mean {measure.name} over clients, {low.with_unit(measure)}"
         yield f"{words} for the worst 10 %,"
         yield f"with {_sent(variant)} MB (deployed models: {variant.deployed})."

@@ -153,7 +153,7 @@ def trained(line: Line | None) -> list[str]:
 def percent(line: Line | None, view: str, key: str) -> str:
     """Return an accuracy in percent, or another headline as it is shown, or a dash."""
     figures = headline_of(line or {}).get(view)
-    return measure_of(line or {}).number(figures[key]) if figures else "-"
+    return measure_of(line or {}).number(figures[key]) if figures and key in figures else "-"
 
 
 def megabytes(count: int) -> str:
@@ -179,7 +179,8 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
             if figures is None:
                 table.add_row(*cells, *["-"] * 5)
                 continue
-            cells += [measure.number(figures[key]) for key in ("mean", "weighted", "std", "bottom_decile")]
+            shown = ("mean", "weighted", "std", "bottom_decile")
+            cells += [measure.number(figures[key]) if key in figures else "-" for key in shown]
             table.add_row(*cells, best(figures["best"], shown_run.summary["rounds"], measure))
     return table
 

@@ -69,6 +69,9 @@ class RunDirectory:
         if from_round is not None and assembly.setup.config.privacy.noise:
             expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
             raise ConfigError("--from-round", expected, from_round)
+        if from_round is not None and assembly.setup.config.secure != "off":
+            expected = "a run without secure sums: two sums of a round that differ by a client tell its update"
+            raise ConfigError("--from-round", expected, from_round)
         if from_round is not None and not begun(path):
             raise ConfigError("--from-round", "a run that was started", path.name)
         prefix = f"{method_name(assembly.setup.config.method)}."
@@ -126,6 +129,12 @@ class RunDirectory:
             write_atomically(self.path / "config.toml", tomli_w.dumps(current).encode())
 
     def _reopen(self, last: int) -> None:
+        config = self._assembly.setup.config
+        if config.secure != "off":
+            stored = stored_config(self.path) or {}
+            key = "rounds" if stored.get("rounds") != config.rounds else "final-model"
+            expected = f"{stored.get(key)} in a run with secure sums that has ended: its closing round is not repeated"
+            raise ConfigError(key, expected, config.value(key))
         self.store().reopen(last)
         (self.path / "summary.json").unlink()
 

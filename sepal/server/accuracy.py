@@ -61,6 +61,18 @@ def view_figures(
     return {**summary, "clients": len(values)}
 
 
+def summed_figures(sums: Mapping[str, float], view: str, part: str = "") -> Figures | None:
+    """Return the figures of one view from sums over clients (:mod:`sepal.protocol.summed`); None if it is empty.
+
+    Only the sums are known, so there is no standard deviation and no bottom decile.
+    """
+    clients = sums.get(f"{view}.{part}clients", 0.0)
+    if clients <= 0:
+        return None
+    mean, correct, examples = (sums[f"{view}.{part}{name}"] for name in ("accuracy", "correct", "examples"))
+    return {"mean": mean / clients, "weighted": correct / examples, "clients": int(clients)}
+
+
 def merged(client_counts: Sequence[Mapping[str, Any]], view: str, part: str = "") -> tuple[float, ...]:
     """Return the sums of all clients in a view, added; empty if no client has sent any."""
     return added([counts[f"{view}.{part}sums"] for counts in client_counts if f"{view}.{part}sums" in counts])

@@ -11,9 +11,11 @@ from sepal.config import Settings
 from sepal.config.base import flatten, method_name
 from sepal.errors import ChangedDataError, ProtocolError
 from sepal.method.interface import RunSetup
-from sepal.protocol.messages import Content, Order, Reply, version
+from sepal.protocol.messages import Content, Order, Reply, sums_up, version
+from sepal.protocol.summed import UPDATE
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.protocol.views import check_counts
+from sepal.secure.server import check_public
 from sepal.tasks.scoring import BY_ACCURACY, Scoring, check_name
 
 _DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
@@ -73,6 +75,7 @@ def check_reply(
     content: Content,
     scoring: Scoring = BY_ACCURACY,
     growth: Growth | None = None,
+    secure: bool = False,
 ) -> None:
     """Check a reply to an order of a round.
 
@@ -84,6 +87,7 @@ def check_reply(
         content: Its upload.
         scoring: The metrics of the run's task.
         growth: How far the client's data may have changed; None if they may not.
+        secure: Whether updates and figures go into a secure sum, and keys come in their place.
 
     Raises:
         ProtocolError: It is not the reply to this order, or says what no client has to say.
@@ -94,7 +98,9 @@ def check_reply(
             raise ChangedDataError.of(client.name, client.data, reply.client.data)
         client = growth.check(client, reply.client)
     has_state = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
-    reached = version(order.plan.round, order.base, download, content.digest()) if has_state else ""
+    advertises = secure and sums_up(order)
+    uploaded = check_advertised(content) if advertises else content.digest()
+    reached = version(order.plan.round, order.base, download, uploaded) if has_state else ""
     expected = Reply(order.run, order.plan.round, order.kind, client, order.base, download, reached)
     pairs = {f"client.{key}": (value, getattr(reply.client, key)) for key, value in vars(client).items()}
     for key in ("run", "round", "kind", "base", "download", "version"):
@@ -104,13 +110,43 @@ def check_reply(
         raise ProtocolError("state", "64 hexadecimal digits or nothing", reply.state)
     if reply.facts:  # they would be stored with each round's record
         raise ProtocolError("facts", "none but in answer to a query", f"{len(reply.facts)} of them")
-    check_counts(reply.metrics, order.views)
+    check_counts(reply.metrics, () if secure else order.views)
+    if secure and (reply.sums or reply.state):
+        raise ProtocolError("figures", "costs alone, with secure = sum", "others")
     for name, sums in reply.sums.items():
         if scoring.counted or not check_name(name, order.views):
             raise ProtocolError(f"sums.{name}", f"sums of {', '.join(order.views) or 'no view'}, if any", "others")
         scoring.check(f"sums.{name}", sums)
-    if order.kind is not Kind.TRAIN and (content.data or content.scalars):
+    if order.kind is not Kind.TRAIN and not advertises and (content.data or content.scalars):
         raise ProtocolError("payload", "none in answer to adapt", f"{len(content.data)} bytes")
+
+
+def check_advertised(content: Content) -> str:
+    """Return a client's commitment to its update, as the name of its version has it.
+
+    Raises:
+        ProtocolError: The reply has no two keys, or no commitment.
+    """
+    check_public(content.data)
+    update = content.scalars.get(UPDATE)
+    if set(content.scalars) != {UPDATE} or not isinstance(update, str):
+        raise ProtocolError(UPDATE, "a commitment to the update", ", ".join(content.scalars))
+    if not update or not _DIGEST.fullmatch(update):
+        raise ProtocolError(UPDATE, "64 hexadecimal digits", update)
+    return update
+
+
+def check_step(order: Order, client: ClientInfo, question: Content, reply: Reply, content: Content) -> None:
+    """Check the reply to a step of a secure sum, but for its payload.
+
+    Raises:
+        ProtocolError: It is not the reply to this order, or says what no client has to say.
+    """
+    _compare({f"client.{key}": (getattr(client, key), getattr(reply.client, key)) for key in ("name", "examples")})
+    expected = Reply(order.run, order.plan.round, order.kind, reply.client, download=question.digest())
+    _compare({key: (value, getattr(reply, key)) for key, value in vars(expected).items()})
+    if content.scalars:
+        raise ProtocolError(order.kind.value, "no scalars", ", ".join(content.scalars))
 
 
 def _compare(pairs: Mapping[str, tuple[Any, Any]]) -> None:

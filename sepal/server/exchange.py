@@ -31,7 +31,7 @@ from flwr.serverapp import Grid
 from sepal.errors import one_line
 from sepal.flower.replies import REPLY_GONE, Pull, at_hand
 from sepal.protocol.messages import arrays_bytes
-from sepal.protocol.types import Kind
+from sepal.protocol.types import STEPS, Kind
 
 log = logging.getLogger("sepal")
 
@@ -48,6 +48,7 @@ MESSAGE_TYPES = {
     Kind.QUERY: MessageType.QUERY,
     Kind.TRAIN: MessageType.TRAIN,
     Kind.ADAPT: f"{MessageType.TRAIN}.adapt",
+    **{step: f"{MessageType.TRAIN}.{step.value}" for step in STEPS},
 }
 
 

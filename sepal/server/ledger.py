@@ -16,6 +16,7 @@ from sepal.errors import ProtocolError
 from sepal.flower.sizes import array_bytes, records_bytes
 from sepal.protocol.fields import arrays_of, check_counts_of, light_records
 from sepal.protocol.messages import Enclosed
+from sepal.storage.serialize import SPARING
 
 PURPOSES = ("training", "evaluation", "closing")
 
@@ -32,6 +33,7 @@ class LedgerEntry:
         status: ``accepted``, ``refused``, ``missing``, ``late``, or ``undone`` for a message of a round that was
             repeated (:mod:`sepal.server.recovery`).
         reason: Why a message was not accepted.
+        step: With secure sums, what the message was about: ``keys``, ``share``, ``mask`` or ``unmask``; else empty.
     """
 
     round: int
@@ -43,6 +45,7 @@ class LedgerEntry:
     dense: int
     status: str = "accepted"
     reason: str = ""
+    step: str = field(default="", metadata=SPARING)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sepal.protocol.types import Metrics
+from sepal.protocol.types import Metrics, Uploads
 from sepal.server.guard import Guard
 from sepal.server.run_state import RoundStart
 from sepal.server.uploads import RoundUploads
@@ -80,6 +80,25 @@ def aggregate(start: RoundStart, guard: Guard, uploads: RoundUploads) -> Result:
         refused, outcome = len(names), start.algorithm.aggregate(start.state.server, uploads, start.plan)
     reason = f"upload: expected a result of the round that can be used, got {first}, with it"
     return Result(outcome, dict.fromkeys(largest[:refused], reason), first if why else "")
+
+
+def aggregate_sum(start: RoundStart, guard: Guard, uploads: Uploads, void: str) -> tuple[Outcome, str]:
+    """Compute the result of a round with secure sums, and why it is void, which is empty if it is not.
+
+    The server's state of a void round is that from which it starts. No upload is to blame: only their sum is known.
+
+    Args:
+        start: What the round starts from.
+        guard: Says what is usable.
+        uploads: The mean of the uploads; nobody's if there is none.
+        void: Why there is no sum; empty if there is one.
+    """
+    before = start.state.server
+    if void or (not len(uploads) and start.plan.who != "none"):
+        return (before, {}), void or "no client is in the sum"
+    outcome = start.algorithm.aggregate(before, uploads, start.plan)
+    why = guard.unusable(outcome[0])
+    return ((before, {}), f"expected a sum from which a model can be made, got {why}") if why else (outcome, "")
 
 
 def _attempt(start: RoundStart, guard: Guard, uploads: RoundUploads) -> tuple[Outcome, str]:

@@ -7,13 +7,13 @@ checkpoint, so adding a figure does not change the format of checkpoints.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sepal.protocol.types import Kind, Metrics, Plan
 from sepal.protocol.views import CLOSING_VIEWS, MODELS
-from sepal.server.accuracy import Figures, capacity_group, client_accuracy, merged, view_figures
+from sepal.server.accuracy import Figures, capacity_group, client_accuracy, merged, summed_figures, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
 from sepal.server.stopping import Stopped
@@ -58,10 +58,15 @@ class RoundFigures:
         novel = [record.replies[name].figures for name in names if name in record.novel]
         named = {key.partition(".")[0] for counts in (*metrics, *novel) for key in counts} - set(CLOSING_VIEWS)
         views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in MODELS))
+        if record.summed:
+            views = (*CLOSING_VIEWS, *sorted({key.partition(".")[0] for key in record.summed} - set(CLOSING_VIEWS)))
         together = {view: sums for view in views if (sums := merged(metrics, view))}
+        of_view: Callable[[str, str], Figures | None] = lambda view, part: (  # noqa: E731
+            summed_figures(record.summed, view, part) if record.summed else view_figures(metrics, view, part, scoring)
+        )
         return cls(
-            {view: view_figures(metrics, view, "", scoring) for view in views},
-            {view: view_figures(metrics, view, "validation-", scoring) for view in MODELS},
+            {view: of_view(view, "") for view in views},
+            {view: of_view(view, "validation-") for view in MODELS},
             {view: view_figures(novel, view, "", scoring) for view in views} if novel else {},
             {view: scoring.values(sums) for view, sums in together.items()},
             {view: counts for view, sums in together.items() if (counts := scoring.by_class(sums))},
@@ -170,7 +175,8 @@ def _with_uploads(
     after = dict(before)
     for entry in record.ledger:
         unread = entry.status in ("refused", "late") and entry.message
-        if entry.purpose == "training" and entry.direction == "up" and (entry.payload or unread):
+        sends = entry.step in ("", "mask") and (entry.payload or unread)
+        if entry.purpose == "training" and entry.direction == "up" and sends:
             counts = after.get(entry.client, {})
             after[entry.client] = {**counts, phase: counts.get(phase, 0) + 1}
     return after
@@ -188,7 +194,8 @@ def capacity_groups(record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> dict
         name: {view: view_figures(metrics, view, "", scoring) for view in CLOSING_VIEWS}
         for name, metrics in groups.items()
     }
-    return {name: {view: figures for view, figures in views.items() if figures} for name, views in by_group.items()}
+    shown = {name: {view: figures for view, figures in views.items() if figures} for name, views in by_group.items()}
+    return {name: views for name, views in shown.items() if views}
 
 
 def _best(best: Mapping[str, Best], round: int, figures: RoundFigures, measure: Measure) -> dict[str, Best]:
@@ -256,6 +263,7 @@ def metrics_line(
         "seconds": dict(record.seconds),
         "diverged": len(record.diverged),
         "halvings": record.halvings,
+        **({"void": record.void} if record.void else {}),
         **({"restarted": list(record.restarted)} if record.restarted else {}),
         "method": dict(method),
         "clients": [_client(record, name, sizes, figures, scoring) for name in sorted(record.replies)],

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from flwr.app import RecordDict
@@ -24,29 +24,40 @@ from sepal.errors import (
     SepalError,
     causes_of,
 )
-from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import RunSetup
 from sepal.protocol.client_errors import AWAY
-from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, error_word, read_reply, write_order
+from sepal.protocol.messages import (
+    DIVERGED,
+    Content,
+    Enclosed,
+    Reply,
+    error_word,
+    read_reply,
+    sums_up,
+    write_order,
+)
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.answers import Growth, check_reply, keys_of
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
 from sepal.server.ledger import check_size, message_bytes
-from sepal.server.outcome import Outcome, aggregate, too_large
+from sepal.server.outcome import Outcome, aggregate, aggregate_sum, too_large
 from sepal.server.recovery import NORM_FACTOR, most_diverged
 from sepal.server.requests import Request, is_full, plan_requests
 from sepal.server.round_ledger import RoundLedger
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
+from sepal.server.secure_round import SecureRound
+from sepal.server.step_messages import FAILED, AskClients, StepMessages
+from sepal.server.summed_uploads import SummedUploads, summed_figures, summed_uploads
 from sepal.server.uploads import RoundUploads
+from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
 
 Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
-FAILED = tuple(f"error {code}:" for code in CLIENT_APP_FAILED)  # how sepal.server.exchange reports them
 ADVICE = "an upload may have been poisoned: go back with --from-round, and set max-update-norm"
 MOST_FAILED = 3  # failures before a client is given up; a held lock may be temporary
 FIRST_REST, MOST_REST = 1.0, 30.0  # seconds before a client that cannot write is asked again; they grow
@@ -84,7 +95,8 @@ class Round:
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
         self._setup = setup
         self._downloads = Downloads(start, room(setup))
-        self.uploads = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(setup))
+        self._decoded = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(setup))
+        self.uploads: RoundUploads | SummedUploads = self._decoded
         self._most = most_message_bytes(setup)
         self._digests: dict[str, str] = {}
         self._started = time.monotonic()
@@ -101,11 +113,16 @@ class Round:
         self.full = is_full(start, setup.config)
         durable, best = store.durable(), store.best_versions()
         self._requests, self._spare = plan_requests(start, setup.config, durable, best, drawn, self._oversamples)
-        self._ledger = RoundLedger(start.plan.round, 4 * sum(parameter.size for parameter in setup.layout))
+        self._secure = setup.config.secure != "off"
+        self._dense = 4 * sum(parameter.size for parameter in setup.layout)
+        self._ledger = RoundLedger(start.plan.round, self._dense, self._secure)
+        self._advertised: dict[str, Content] = {}
+        self._summed: Mapping[str, float] = {}
+        self._void = ""
         self.waiting = set(self._requests)
         self._guard = Guard(start.algorithm, setup, start.state.server)
         self._attempts = store.undone(start.plan.round)
-        self._lowered_until = lowered_until
+        self._lowered_until, self._taken_up = lowered_until, False
         self._norm_factor = setup.config.max_update_norm or (NORM_FACTOR if start.plan.halvings else 0.0)
         self._norms: dict[str, float] = {}
         self._diverged: dict[str, str] = {}
@@ -228,22 +245,12 @@ class Round:
         try:
             check_size(size, self._most)
             reply, content = read_reply(records, keys_of(self._setup))
-            client, scoring = self._start.state.roster[name], self._setup.task.scoring
-            check_reply(request.order, client, self._digests[name], reply, content, scoring, self._growth(client))
-            if request.order.kind is Kind.TRAIN:
-                self.uploads.check(name, content)
-                if refused := self._guard.refused_change(self.uploads.changes(name, content)):
-                    raise DivergedError("upload", *refused)
+            self._check(request, reply, content)
         except SepalError as reason:
             self._note_refused(request, records, content, size, reason)
             return
         self.waiting.discard(name)
-        if request.order.kind is Kind.TRAIN:
-            if self._norm_factor:
-                self._norms[name] = self.uploads.norm(name, content)
-            if self._store.replays or not self.uploads.holds(name):
-                self._store.spool(self._plan.round, name, content)
-            self.uploads.accept(name)
+        self._keep(request, content)
         self._downloads.drop(name)
         self._replies[name] = reply
         self._note_able(name)
@@ -251,6 +258,29 @@ class Round:
             self._diverged[name] = "its model is not finite after training"
         self._ledger.accepted(request, content, size)
         self.settle()
+
+    def _check(self, request: Request, reply: Reply, content: Content) -> None:
+        """Check a reply, and its upload as far as it can be seen."""
+        name, secure = request.client, self._secure
+        client, scoring = self._start.state.roster[name], self._setup.task.scoring
+        check_reply(request.order, client, self._digests[name], reply, content, scoring, self._growth(client), secure)
+        if request.order.kind is Kind.TRAIN and not secure:
+            self._decoded.check(name, content)
+            if refused := self._guard.refused_change(self._decoded.changes(name, content)):
+                raise DivergedError("upload", *refused)
+
+    def _keep(self, request: Request, content: Content) -> None:
+        """Keep an upload that counts; with secure sums, the keys that came in its place."""
+        name = request.client
+        if self._secure:
+            if sums_up(request.order):
+                self._advertised[name] = content
+        elif request.order.kind is Kind.TRAIN:
+            if self._norm_factor:
+                self._norms[name] = self._decoded.norm(name, content)
+            if self._store.replays or not self._decoded.holds(name):
+                self._store.spool(self._plan.round, name, content)
+            self._decoded.accept(name)
 
     def _growth(self, client: ClientInfo) -> Growth | None:
         """Return how far a client's data may have changed; None if they may not."""
@@ -308,7 +338,7 @@ class Round:
 
     def _refuse(self, name: str, reason: str) -> None:
         """Refuse an upload that was accepted before."""
-        self.uploads.refuse(name)
+        self._decoded.refuse(name)
         del self._replies[name]
         self._ledger.revoke(name, reason)
 
@@ -325,7 +355,7 @@ class Round:
         if self._plan.round > 1 and counted < config.min_replies and self.unstable:  # on-divergence = "keep"
             few = "no client" if not counted else "too few clients"
             log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
-            for client in list(self.uploads.clients):  # too few to count
+            for client in list(self._decoded.clients):  # too few to count
                 self._refuse(client.name, f"upload: expected at least {config.min_replies} replies, got {counted}")
         elif self._requests and counted < config.min_replies:
             replies = "1 reply" if config.min_replies == 1 else f"{config.min_replies} replies"
@@ -355,15 +385,87 @@ class Round:
         total = time.monotonic() - self._started
         for name, reason in too_large(self._norms, self._norm_factor).items():
             self._refuse(name, reason)
-        self._check_complete()
+        if not self._secure:  # then it was checked before the steps of the sum
+            self._check_complete()
         for name, reason in self._late.items():
             self.note_late(name, None, reason)
-        if not self._start.closing:
-            result = aggregate(self._start, self._guard, self.uploads)
+        if self._secure:
+            self._aggregate_sum()
+        elif not self._start.closing:
+            result = aggregate(self._start, self._guard, self._decoded)
             self.outcome, self.spoilt = result.outcome, result.spoilt
             for name, reason in result.refused.items():
                 self._refuse(name, reason)
         return self._record(total, server_seconds)
+
+    def secure_sums(self, ask: AskClients) -> None:
+        """Take the steps of the round's secure sums, if it has any, with the clients that have trained.
+
+        Args:
+            ask: Sends the messages of a step, again and again within its time.
+
+        Raises:
+            RoundError: Too few replies.
+        """
+        if not self._secure:
+            return
+        if not self._taken_up:
+            self._check_complete()
+            if not self._advertised:
+                return
+            train = [name for name in self._advertised if self._requests[name].order.kind is Kind.TRAIN]
+            rest = self._advertised.keys() - set(train)
+            groups = {
+                trains: {n: self._advertised[n] for n in names} for trains, names in ((True, train), (False, rest))
+            }
+            self._steps.open(groups, self._views)
+        sums = self._steps.sums(partial(self._ask, ask))
+        self._summed = summed_figures(sums, self._views)
+        for part in (part for part in sums if part.trains):
+            self._void = part.void
+            for name in part.lost.keys() & self._replies.keys():
+                self._refuse(name, f"upload: not in the sum: {part.lost[name]}")
+        self.uploads = summed_uploads(self._start, self._downloads, self._setup, sums)
+
+    def take_up(self) -> bool:
+        """Go on with a round whose clients had trained when the server was killed; return whether there is one."""
+        if not self._secure or (head := self._steps.resume()) is None:
+            return False
+        record: RoundRecord = restore(RoundRecord, {}, head)
+        self._replies, self._taken_up = dict(record.replies), True
+        self._ledger = RoundLedger(self._plan.round, self._dense, True, record.ledger)
+        self._attempts = None  # what they have cost is in that record
+        self._diverged = dict.fromkeys(record.diverged, "its training diverged before the server was restarted")
+        self.waiting.clear()
+        return True
+
+    @cached_property
+    def _steps(self) -> SecureRound:
+        snapshot = lambda: flatten(self._record(time.monotonic() - self._started, 0.0))[1]  # noqa: E731
+        return SecureRound(self._start, self._setup, self._store, self._downloads, snapshot)
+
+    @property
+    def _views(self) -> tuple[str, ...]:
+        return next((request.order.views for request in self._requests.values()), ())
+
+    def _ask(
+        self, ask: AskClients, kind: Kind, questions: Mapping[str, Content], take: Callable[[str, Content], None]
+    ) -> None:
+        waiting, about = set(questions) - self._evicted, (self._start, self._setup, self._requests, self._ledger)
+        ask(StepMessages(kind, questions, take, *about, self._local, waiting))
+
+    def _aggregate_sum(self) -> None:
+        """Compute the round's result from its sum; a void round leaves the model as it is."""
+        trained = any(request.order.kind is Kind.TRAIN for request in self._requests.values())
+        if self._start.closing or not (trained or self._plan.who == "none"):
+            return
+        self.outcome, why = aggregate_sum(self._start, self._guard, self.uploads, self._void)
+        if why and not self._void:
+            for client in self.uploads.clients:
+                self._refuse(client.name, f"upload: {why}")
+            self.uploads = SummedUploads([], None)
+            log.warning("round %d is void: %s", self._plan.round, why)
+        self._void = why
 
     def failed(self, server_seconds: float = 0.0) -> RoundRecord:
         """Return what the round has cost although it does not count; its replies are of no use."""
@@ -388,6 +490,8 @@ class Round:
             halvings=lowered,
             lowered_until=self._lowered_until if lowered else 0,
             best_round=self._start.best_round,
+            summed=self._summed,
+            void=self._void,
             restarted=tuple(sorted({*(before.restarted if before else ()), *self._start.state.restarting})),
         )
 

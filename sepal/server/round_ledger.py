@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from sepal.errors import told_causes
 from sepal.protocol.messages import Content
-from sepal.protocol.types import Kind
+from sepal.protocol.types import STEPS, Kind
 from sepal.server.ledger import LedgerEntry
 from sepal.server.requests import Request
 
@@ -17,11 +18,13 @@ class RoundLedger:
     Args:
         round: The round's number.
         dense: Bytes of the whole model as float32.
+        secure: Whether the round has secure sums.
+        entries: What is in it already.
     """
 
-    def __init__(self, round: int, dense: int) -> None:
-        self._round, self._dense = round, dense
-        self._entries: list[LedgerEntry] = []
+    def __init__(self, round: int, dense: int, secure: bool = False, entries: Iterable[LedgerEntry] = ()) -> None:
+        self._round, self._dense, self._secure = round, dense, secure
+        self._entries: list[LedgerEntry] = list(entries)
 
     def sent(self, request: Request, content: Content, message: int) -> None:
         """Enter an order whose message has so many bytes."""
@@ -52,7 +55,8 @@ class RoundLedger:
         status: str = "accepted",
         reason: str = "",
     ) -> None:
-        carries = direction == "down" or (status == "accepted" and request.order.kind is Kind.TRAIN)
+        kind = request.order.kind
+        carries = kind not in STEPS and (direction == "down" or (status == "accepted" and kind is Kind.TRAIN))
         self._entries.append(
             LedgerEntry(
                 round=self._round,
@@ -64,6 +68,7 @@ class RoundLedger:
                 dense=self._dense if carries else 0,
                 status=status,
                 reason=reason[:300],
+                step=(kind.value if kind in STEPS else "keys" * (direction == "up")) if self._secure else "",
             )
         )
 

@@ -15,14 +15,13 @@ from sepal.config import RunConfig
 from sepal.config.rules import why_no_best
 from sepal.errors import ConfigError, RoundError, StateError
 from sepal.method.interface import Method, RunSetup
-from sepal.protocol.types import ClientInfo
+from sepal.protocol.types import ClientInfo, Uploads
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import REMEDY, first_undone, undone
 from sepal.server.report import RunFigures, metrics_line
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
 from sepal.server.stopping import Stopping
-from sepal.server.uploads import RoundUploads
 from sepal.storage.serialize import digest_arrays
 
 log = logging.getLogger("sepal")
@@ -214,7 +213,7 @@ class ServerRun:
         return record
 
     def apply(
-        self, record: RoundRecord, start: RoundStart, uploads: RoundUploads, outcome: Outcome | None = None
+        self, record: RoundRecord, start: RoundStart, uploads: Uploads, outcome: Outcome | None = None
     ) -> dict[str, Any]:
         """Advance by a recorded round, and return its line of metrics.jsonl. Replayed rounds use the same code.
 

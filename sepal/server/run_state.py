@@ -86,6 +86,8 @@ class RoundRecord:
         undone: Whether the round is to be repeated: the record then has what the undone attempts have cost, and no
             reply.
         restarted: Names of the clients that had lost the version of their state, and started again as newcomers.
+        summed: With secure sums, the sums of all clients' figures by name (:mod:`sepal.protocol.summed`).
+        void: With secure sums, why no update counts; the server's state is then as before. Empty if the sum counts.
         best_round: In the closing round of a run with ``final-model = "best"``, the round whose full evaluation was
             best: what it started from is evaluated again; else 0.
     """
@@ -107,6 +109,8 @@ class RoundRecord:
     undone: bool = field(default=False, metadata=SPARING)
     best_round: int = field(default=0, metadata=SPARING)
     restarted: tuple[str, ...] = field(default=(), metadata=SPARING)
+    summed: Mapping[str, float] = field(default_factory=dict, metadata=SPARING)
+    void: str = field(default="", metadata=SPARING)
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,7 @@ def advance(
     """
     state: Any = start.state.server
     metrics: Metrics = {}
-    if not start.closing:
+    if not start.closing and not record.void:
         state, metrics = outcome or start.algorithm.aggregate(state, uploads, start.plan)
     gone = sorted(set(record.evicted) - set(start.state.evicted))
     if gone and isinstance(start.algorithm, ForgetsEvicted):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from sepal.config import RunConfig
 from sepal.method.interface import Method
 from sepal.protocol.types import Plan
-from sepal.server.accuracy import view_figures
+from sepal.server.accuracy import summed_figures, view_figures
 from sepal.server.run_state import RoundRecord
 from sepal.tasks.scoring import BY_ACCURACY, Scoring
 
@@ -98,7 +98,9 @@ class Stopping:
         if not self.after or record.full is not self.full or record.round < self.first:
             return self
         metrics = [record.replies[name].figures for name in sorted(record.replies)]
-        figures = view_figures(metrics, self.view, "validation-", self.scoring)
+        part = "validation-"
+        summed = summed_figures(record.summed, self.view, part)
+        figures = summed or view_figures(metrics, self.view, part, self.scoring)
         if figures is None:
             return self
         points = (*self.points, figures["mean"])[-POINTS:]

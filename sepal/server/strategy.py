@@ -28,6 +28,7 @@ from sepal.config.agreement import inert_values
 from sepal.errors import ConfigError, DamagedError, RoundError, StateError
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.method.interface import Method, RunSetup
+from sepal.protocol.types import Kind
 from sepal.server.contact import Contact
 from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
@@ -39,9 +40,12 @@ from sepal.server.round import Round
 from sepal.server.run import ServerRun
 from sepal.server.run_state import RoundRecord, RoundStart, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
+from sepal.server.secure_round import MEMBERS
 from sepal.server.status import Status
+from sepal.server.step_messages import ask_clients
+from sepal.server.summed_uploads import SummedUploads, replayed_sum, unpack
 from sepal.server.uploads import RoundUploads, replayed_uploads
-from sepal.storage.serialize import digest_arrays
+from sepal.storage.serialize import digest_arrays, restore
 from sepal.training.threads import set_threads
 
 log = logging.getLogger("sepal")
@@ -202,16 +206,29 @@ class SepalStrategy:
         try:
             while record := run.store.replay(run.state.round + 1):
                 start = run.inputs(record.round, record.joined, record.stores, record.halvings)
-                self._finish(record, start, replayed_uploads(start, record, run.store, run.setup), tell=tell)
+                self._finish(record, start, self._replayed(start, record), tell=tell)
         except DamagedError as reason:  # clients still have every version and reply since the checkpoint
             log.warning("%s; round %d is run again", reason, run.state.round + 1)
 
+    def _replayed(self, start: RoundStart, record: RoundRecord) -> RoundUploads | SummedUploads:
+        store, setup = self._run.store, self._run.setup
+        if setup.config.secure == "off":
+            return replayed_uploads(start, record, store, setup)
+        if record.void or start.closing or not any(reply.kind is Kind.TRAIN for reply in record.replies.values()):
+            return SummedUploads([], None)
+        return replayed_sum(start, record.round, store, setup)
+
     def _round(self, contact: Contact) -> None:
         run, connections = self._run, self._connections
-        drawn = contact.draw() if contact.draws else None
+        left = self._left_round()
+        drawn = None
+        if contact.draws:
+            drawn = contact.draw() if left is None else list(left.sampled)
         present = contact.online()
         contact.refresh(None if drawn is None else present)
         joined, stores = connections.newcomers(run.state.roster)
+        if left is not None:
+            joined, stores = list(left.joined), dict(left.stores)
         self._restart_lost()
         halvings, until = run.lowered(run.state.round + 1)
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
@@ -222,24 +239,15 @@ class SepalStrategy:
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
         self._current = round
-        begun, patience = time.monotonic(), run.config.deadline or math.inf
-        deadline = begun + run.config.timeout
-        settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
+        back = None if drawn is None else present
         if drawn:
             contact.ask_ahead(present)
-        while True:
-            remaining = max(1.0, deadline - time.monotonic())
-            round.send(connections.nodes, partial(contact.deliver, remaining, enough=settled))
-            round.evict(contact.note_evicted())
-            if settled() or run.config.on_missing == "skip" or time.monotonic() > deadline:
-                break
-            time.sleep(self._pause)
-            contact.refresh(None if drawn is None or round.full else present)
-        for name, late in contact.latecomers():
-            round.note_late(name, late)
+        if not round.take_up():
+            self._exchange(contact, round, back)
         if run.config.on_divergence != "keep" and round.unstable:
             self._undo(round.failed(self._spent), "most clients diverged")
             return
+        round.secure_sums(partial(ask_clients, contact=contact, pause=self._pause, present=back))
         record = round.record(self._spent)
         if round.spoilt and run.config.on_divergence != "keep":
             self._undo(round.failed(self._spent), round.spoilt, spoilt=True)
@@ -251,6 +259,28 @@ class SepalStrategy:
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)
         self._spent = time.monotonic() - ended
+
+    def _exchange(self, contact: Contact, round: Round, present: Sequence[int] | None) -> None:
+        """Send the round's orders until nobody is waited for any more, and note the replies that came too late."""
+        config, begun = self.config, time.monotonic()
+        patience, deadline = config.deadline or math.inf, begun + config.timeout
+        settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
+        while True:
+            remaining = max(1.0, deadline - time.monotonic())
+            round.send(self._connections.nodes, partial(contact.deliver, remaining, enough=settled))
+            round.evict(contact.note_evicted())
+            if settled() or config.on_missing == "skip" or time.monotonic() > deadline:
+                break
+            time.sleep(self._pause)
+            contact.refresh(None if round.full else present)
+        for name, late in contact.latecomers():
+            round.note_late(name, late)
+
+    def _left_round(self) -> RoundRecord | None:
+        """Return the record so far of the next round, if a server was killed in the steps of its secure sum."""
+        run = self._run
+        data = run.store.part(run.state.round + 1, MEMBERS) if run.config.secure != "off" else None
+        return None if data is None else restore(RoundRecord, {}, unpack(data)[0]["record"])
 
     def _restart_lost(self) -> None:
         """Let the clients that have lost the version of their state be newcomers from now on, if the run says so."""
@@ -294,7 +324,7 @@ class SepalStrategy:
         self,
         record: RoundRecord,
         start: RoundStart,
-        uploads: RoundUploads,
+        uploads: RoundUploads | SummedUploads,
         outcome: Outcome | None = None,
         tell: bool = True,
     ) -> None:
@@ -327,7 +357,7 @@ class SepalStrategy:
         expected = "a model from which most clients can train"
         if failed.halvings >= MOST_HALVINGS:
             raise RoundError(key, expected, f"{got}, also with an eighth of the learning rate: {REMEDY}")
-        if run.config.on_divergence == "stop" or run.config.privacy.noise:
+        if run.config.on_divergence == "stop" or run.config.privacy.noise or run.config.secure != "off":
             raise RoundError(key, expected, f"{got}: {REMEDY}")
         record = run.undo(failed, spoilt)
         if run.state.round < record.round - 1:

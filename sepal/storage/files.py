@@ -251,13 +251,19 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise StateError(str(path), "a safetensors file", f"{type(reason).__name__}: {reason}") from None
 
 
-def write_atomically(path: Path, data: bytes, sync: bool = True) -> None:
+def write_atomically(path: Path, data: bytes, sync: bool = True, mode: int = 0o666) -> None:
     """Write ``data`` atomically: ``path`` has its old or its new content, with ``sync`` even after a power failure.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        sync: Whether to sync the file.
+        mode: Permissions of the file, of which the umask takes away.
 
     Raises:
         StateError: The disk is full or not writable; no temporary file remains.
     """
-    with _replacing(path, sync, len(data)) as file:
+    with _replacing(path, sync, len(data), mode) as file:
         file.write(data)
 
 

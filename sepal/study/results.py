@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ class CurvePoint:
         megabytes: Payload bytes of training in them, up and down, over all clients, / 10⁶.
         seconds: Wall-clock time that they took.
         mean: Mean accuracy over clients.
-        bottom_decile: Accuracy of the ⌊C/10⌋-th worst of C clients.
+        bottom_decile: Accuracy of the ⌊C/10⌋-th worst of C clients; NaN where only sums over clients are known.
     """
 
     round: int
@@ -97,7 +98,7 @@ class RunResult:
 
     def _points(self, lines: Sequence[Line], view: str) -> list[CurvePoint]:
         return [
-            CurvePoint(_round(line), done, *self.spent[done], figures["mean"], figures["bottom_decile"])
+            CurvePoint(_round(line), done, *self.spent[done], figures["mean"], figures.get("bottom_decile", nan))
             for line in lines
             if (figures := headline(line).get(view))
             for done in [line["model_round"]]
@@ -214,7 +215,7 @@ class Variant:
     def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
         """Return a figure of a view, or of ``deployed``, at the end, over seeds; None without such a view."""
         accuracies = [result.accuracy(self.view_of(view)) for result in self.results]
-        return statistics.over_seeds([accuracy[figure] for accuracy in accuracies if accuracy])
+        return statistics.over_seeds([accuracy[figure] for accuracy in accuracies if accuracy and figure in accuracy])
 
     def by_seed(self, view: str) -> BySeed:
         """Return seed → client → last accuracy in a view, or in ``deployed``."""

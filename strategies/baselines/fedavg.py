@@ -58,6 +58,7 @@ class FedAvgServer(ServerBase[ServerState]):
     """Averages the uploads."""
 
     robust_means = True
+    summed_phases = ("",)
     dense_exchange = True
 
     def init(self) -> ServerState:

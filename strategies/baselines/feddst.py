@@ -91,6 +91,7 @@ def everywhere(masks: Masks, layout: Layout) -> dict[str, Mask]:
 class FedDSTServer(ServerBase[ServerState]):
     """Averages each weight over the clients that kept it, and prunes the mean to the budget."""
 
+    reads_uploads = "the masks of each client, in rounds that readjust"
     depends_on_rounds = True
 
     def init(self) -> ServerState:

@@ -174,6 +174,8 @@ class ClientState:
 class FedMaskServer(ServerBase[ServerState]):
     """Averages the clients' masks."""
 
+    reads_uploads = "the structure of each client makes its download"
+
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
         self.parts = MaskedParts(setup)

@@ -106,6 +106,7 @@ def select(update: Weights, parts: Layout, hyper: Hyper) -> dict[str, Index]:
 class FedSCRServer(FedAvgServer):
     """FedAvg's server for sparse updates."""
 
+    reads_uploads = "each client chooses its own entries"
     robust_means = True
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:

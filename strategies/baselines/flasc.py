@@ -71,6 +71,7 @@ class Sparse:
 class FlascServer(Sparse, fedopt.FedAdamServer):
     """Sends its largest entries, and takes FedAdam's step with the mean change."""
 
+    reads_uploads = "each client chooses its own entries"
     robust_means = True
 
     def download(self, state: Any, client: ClientInfo, plan: Plan) -> Payload:

@@ -32,6 +32,7 @@ class LocalServer(Nothing, ServerBase[ServerState]):
     """Tells clients when to train."""
 
     robust_means = True
+    summed_phases = ("",)
 
     def init(self) -> ServerState:
         """Return an empty state."""

@@ -18,6 +18,7 @@ class LocalWidthServer(Cuts, LocalServer):
     """Tells clients when to train; refuses models that cannot be cut and capacities below the smallest width."""
 
     robust_means = True
+    summed_phases = ("",)
     uses_capacity = True
 
     def init(self) -> ServerState:

@@ -87,6 +87,8 @@ class Pulled:
 class MtlServer(Pulled, ServerBase[ServerState]):
     """Keeps every client's column."""
 
+    reads_uploads = "the column of each client"
+
     def init(self) -> ServerState:
         """Start without a column."""
         return ServerState()

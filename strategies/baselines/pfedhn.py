@@ -104,6 +104,8 @@ class Generated:
 class PFedHNServer(Generated, ServerBase[ServerState]):
     """Keeps the hypernetwork and the embeddings."""
 
+    reads_uploads = "a gradient step for each client"
+
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
         self.shapes = shapes(self.shared(), self.hyper, setup.config.clients)

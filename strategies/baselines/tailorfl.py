@@ -114,6 +114,7 @@ class Tailored(Cuts):
 class TailorServer(Tailored, ServerBase[ServerState]):
     """Chooses filters, and averages each entry over the clients that hold it."""
 
+    reads_uploads = "the filters and their importance of each client"
     uses_capacity = True
 
     def init(self) -> ServerState:

@@ -145,6 +145,7 @@ class Cuts:
 class WidthServer(Cuts, FedAvgServer):
     """Keeps the full model and sends each client its part."""
 
+    reads_uploads = "each client sends the part of its width, and an entry is a mean over those that hold it"
     uses_capacity = True
 
     def init(self) -> ServerState:

@@ -39,6 +39,7 @@ Budget: TypeAlias = Mapping[str, int]
 class DmPflServer(ServerBase[ServerState]):
     """Keeps w_g and m_g, and which versions of both, and which own mask, each client has."""
 
+    reads_uploads = "the masks of each client, in phase 1"
     depends_on_rounds = True
 
     def __init__(self, setup: RunSetup) -> None:

@@ -39,6 +39,8 @@ Members = npt.NDArray[np.bool_]
 class FedPSEServer(ServerBase[ServerState]):
     """Keeps one pending update for each client, made from the client's last upload."""
 
+    reads_uploads = "support and direction of each client's update"
+
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
         self.flat = Flat(trained(setup.layout))

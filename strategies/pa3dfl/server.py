@@ -40,6 +40,7 @@ log = logging.getLogger("sepal")
 class Pa3dFLServer(ServerBase[ServerState]):
     """Keeps general tensors, the hypernetwork and embeddings, and generates personal tensors for each download."""
 
+    reads_uploads = "the update of each client trains its hypernetwork"
     uses_capacity = True
 
     hyper: Hyper

@@ -16,6 +16,7 @@ from sepal.strategies.pfedgate.contract import GatedModels, ServerState
 class PFedGateServer(ServerBase[ServerState]):
     """Keeps θ_g. Of a client's gate, it knows the budget and which blocks were on."""
 
+    reads_uploads = "the blocks of each client"
     uses_capacity = True
 
     def __init__(self, setup: RunSetup) -> None:

@@ -20,6 +20,7 @@ from sepal.strategies.subfedavg.pruning import paper_cost
 class SubFedAvgServer(ServerBase[ServerState]):
     """Keeps θ_g and each client's masks."""
 
+    reads_uploads = "what each client keeps makes its download"
     uses_capacity = True
 
     def __init__(self, setup: RunSetup) -> None:

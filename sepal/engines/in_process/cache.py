@@ -15,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from sepal.client_app.secure_sums import FileVault
 from sepal.client_app.state_store import DiskStateStore, Stored, VersionOrigin
 from sepal.protocol.messages import Content
 from sepal.storage.serialize import flatten
 
+SECRETS = "secure"  # a file of a client's directory
 DEFAULT_LIMIT = 1 << 30  # bytes of states kept in memory, over all workers
 
 
@@ -38,10 +40,15 @@ class StateCache:
         self._versions: dict[str, list[str]] = {}  # of the entries, by client
         self._dirty: set[tuple[str, str]] = set()
         self._disks: dict[str, DiskStateStore] = {}
+        self._secrets: dict[str, bytes] = {}
 
     def client(self, name: str) -> CachedStore:
         """Return the store of one client."""
         return CachedStore(self, name)
+
+    def vault(self, name: str) -> CachedVault:
+        """Return where one client keeps the secrets of secure sums."""
+        return CachedVault(self, name)
 
     def disk(self, name: str) -> DiskStateStore:
         """Return the client's store on disk; created at the first call."""
@@ -92,6 +99,23 @@ class StateCache:
         self.flush(name)
         for version in self.versions(name):
             self._forget((name, version))
+        if name in self._secrets:
+            self._moving(name).write(self._secrets.pop(name))
+
+    def secrets(self, name: str) -> bytes:
+        """Return a client's secrets of secure sums; those that another process has released are taken from the disk."""
+        if name not in self._secrets and (self.directory / name / SECRETS).exists():
+            vault = self._moving(name)
+            self._secrets[name] = vault.read()
+            vault.path.unlink()
+        return self._secrets.get(name, b"")
+
+    def keep_secrets(self, name: str, data: bytes) -> None:
+        """Keep a client's secrets in memory."""
+        self._secrets[name] = data
+
+    def _moving(self, name: str) -> FileVault:
+        return FileVault(self.disk(name).directory / SECRETS, durable=False)
 
     def _write(self, key: tuple[str, str]) -> None:
         if key in self._dirty:
@@ -105,6 +129,27 @@ class StateCache:
             self._versions[key[0]].remove(key[1])
             if not self._versions[key[0]]:
                 del self._versions[key[0]]
+
+
+class CachedVault:
+    """One client's secrets of secure sums: in memory, and on disk only on the way to another process."""
+
+    def __init__(self, cache: StateCache, name: str) -> None:
+        self._cache, self._name = cache, name
+
+    def read(self) -> bytes:
+        """Return them; empty if there are none."""
+        return self._cache.secrets(self._name)
+
+    def write(self, data: bytes) -> None:
+        """Replace them."""
+        self._cache.keep_secrets(self._name, data)
+
+
+def forget_secrets(directory: Path) -> None:
+    """Delete what a killed process has left of secrets: its rounds are run again, with new ones."""
+    for path in directory.glob(f"*/*/{SECRETS}"):
+        path.unlink(missing_ok=True)
 
 
 class CachedStore:

@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from sepal.config import RunConfig
 from sepal.config.rules import check_deployed
-from sepal.engines.in_process.cache import DEFAULT_LIMIT
+from sepal.engines.in_process.cache import DEFAULT_LIMIT, forget_secrets
 from sepal.engines.in_process.grid import Batches, InProcessGrid
 from sepal.engines.in_process.pool import Pool, WorkerSetup
 from sepal.engines.in_process.worker import Clients
@@ -69,6 +69,18 @@ class FlushedStore:
     def read(self, round: int, client: str) -> Content:
         """Return an upload."""
         return self._memory.read(round, client)
+
+    def keep_part(self, round: int, name: str, data: bytes) -> None:
+        """Keep a part of a round in memory."""
+        self._memory.keep_part(round, name, data)
+
+    def part(self, round: int, name: str) -> bytes | None:
+        """Return a part of the current round."""
+        return self._memory.part(round, name)
+
+    def drop_parts(self, round: int, prefix: str) -> None:
+        """Discard parts of the current round."""
+        self._memory.drop_parts(round, prefix)
 
     def commit(self, record: RoundRecord) -> None:
         """Store the round's record."""
@@ -160,6 +172,7 @@ def run_in_process(
     batch = 1 if alone else at_once(config.engine.batch, devices[0])
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         directory = state_dir or Path(scratch)
+        forget_secrets(directory)
         if workers == 1:
             clients = Clients(assembly, directory, limit, devices[0], batch)
             with generators_kept():

@@ -87,7 +87,8 @@ class Clients:
         if self._cache is None:
             kind = self._shared.assembly.method.client_state
             self._cache = StateCache(self._directory / run, kind, self._limit)
-        return build_host(self._shared, node, run, self._cache.client(node.client))
+        cache, name = self._cache, node.client
+        return build_host(self._shared, node, run, cache.client(name), vault=cache.vault(name))
 
     def release(self, number: int) -> None:
         """Let another process take over client ``number``."""

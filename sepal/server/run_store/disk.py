@@ -36,6 +36,7 @@ log = logging.getLogger("sepal")
 EVICTED = "evicted"
 ROUND_NAME = re.compile(r"[0-9]{6,9}\Z")
 BEST = "best.safetensors"
+PARTS = "secure"  # of a round with secure sums, in the directory of its uploads
 _CHECKPOINT = re.compile(r"round-[0-9]{6,9}\.safetensors\Z")
 NOBODY: frozenset[str] = frozenset()
 
@@ -169,6 +170,30 @@ class DiskRunStore:
             expected = f"the upload of {client} in round {round} of run {self._run}"
             raise DamagedError(str(path), expected, f"that of {stored['of']}")
         return Content(arrays["data"].tobytes(), stored["scalars"])
+
+    def _part(self, round: int, name: str) -> Path:
+        return self._uploads(round) / PARTS / name
+
+    def keep_part(self, round: int, name: str, data: bytes) -> None:
+        """Store a part of a round that is under way; durable when this returns."""
+        make_directory(self._part(round, name).parent)
+        text = json.dumps({"of": [self._run, round, name]})
+        write_tensors(self._part(round, name), {"data": np.frombuffer(data, np.uint8)}, text)
+
+    def part(self, round: int, name: str) -> bytes | None:
+        """Return a part of a round; None if there is none."""
+        path = self._part(round, name)
+        if not path.exists():
+            return None
+        arrays, text = read_tensors(path)
+        if json.loads(text)["of"] != [self._run, round, name]:
+            raise DamagedError(str(path), f"the part {name} of round {round} of run {self._run}", "another")
+        return arrays["data"].tobytes()
+
+    def drop_parts(self, round: int, prefix: str) -> None:
+        """Delete the parts of a round whose names begin with ``prefix``."""
+        for path in self._part(round, "").glob(f"{prefix}*"):
+            path.unlink()
 
     def commit(self, record: RoundRecord) -> None:
         """Store the record of a completed round; durable when this returns."""

@@ -52,6 +52,26 @@ class RunStore(Protocol):
         """Return an accepted upload."""
         ...
 
+    def keep_part(self, round: int, name: str, data: bytes) -> None:
+        """Store a part of a round that is under way, instead of an older one; durable when this returns.
+
+        Parts are kept as long as the round's uploads would be.
+
+        Args:
+            round: The round.
+            name: Letters, digits and hyphens.
+            data: Its content.
+        """
+        ...
+
+    def part(self, round: int, name: str) -> bytes | None:
+        """Return a part of a round; None if there is none."""
+        ...
+
+    def drop_parts(self, round: int, prefix: str) -> None:
+        """Delete the parts of a round whose names begin with ``prefix``."""
+        ...
+
     def commit(self, record: RoundRecord) -> None:
         """Store the record of a completed round; durable when this returns."""
         ...

@@ -30,6 +30,8 @@ class MemoryRunStore:
         self._undone: RoundRecord | None = None
         self._spill = Spill(limit)
         self._scalars: dict[str, Mapping[str, Scalar]] = {}
+        self._parts: dict[str, bytes] = {}
+        self._parts_of = 0
 
     def due(self) -> bool:
         """Return False."""
@@ -61,6 +63,21 @@ class MemoryRunStore:
         if round != self._round:
             raise KeyError(round)
         return Content(self._spill.get(client), self._scalars[client])
+
+    def keep_part(self, round: int, name: str, data: bytes) -> None:
+        """Keep a part of a round, and discard those of other rounds."""
+        if self._parts_of != round:
+            self._parts, self._parts_of = {}, round
+        self._parts[name] = data
+
+    def part(self, round: int, name: str) -> bytes | None:
+        """Return a part of the current round."""
+        return self._parts.get(name) if round == self._parts_of else None
+
+    def drop_parts(self, round: int, prefix: str) -> None:
+        """Discard parts of the current round."""
+        if round == self._parts_of:
+            self._parts = {name: data for name, data in self._parts.items() if not name.startswith(prefix)}
 
     def commit(self, record: RoundRecord) -> None:
         """Do nothing: records are only needed to replay rounds."""
