@@ -167,6 +167,7 @@ def test_the_simulation_gives_the_same_bits(expected, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_simulation_gives_the_same_bits_to_other_methods(expected, tmp_path):
     simulate(SIMULATED[2:], expected, tmp_path)
 
