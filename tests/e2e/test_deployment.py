@@ -170,6 +170,7 @@ def test_the_simulation_gives_the_same_bits_beside_a_users_files_of_our_names(ex
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_simulation_gives_the_same_bits_to_other_methods(expected, tmp_path):
     simulate(SIMULATED[1:], expected, tmp_path)
 
