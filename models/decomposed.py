@@ -89,9 +89,9 @@ class Decomposed(nn.Module):
         refuse_frozen_and_tied(plain, "to decompose them")
         self.width, self.body = width, copy.deepcopy(plain)
         *hidden, head = _layers(self.body)
-        kept = set(whole) or {[name for name in hidden if isinstance(plain.get_submodule(name), _PLAIN)][-1]}
-        if not kept <= set(hidden):
-            raise ModelError("layers kept whole", f"among {', '.join(hidden)}", min(kept - set(hidden)))
+        whole_layers = set(whole) or {[name for name in hidden if isinstance(plain.get_submodule(name), _PLAIN)][-1]}
+        if not whole_layers <= set(hidden):
+            raise ModelError("layers kept whole", f"among {', '.join(hidden)}", min(whole_layers - set(hidden)))
         self.local_head = typing.cast("nn.Linear", copy.deepcopy(plain.get_submodule(head)))
         self.global_head = copy.deepcopy(self.local_head).requires_grad_(False)
         self._head = head
@@ -100,7 +100,7 @@ class Decomposed(nn.Module):
             layer = plain.get_submodule(name)
             make: Callable[[int], nn.Module]
             if isinstance(layer, _PLAIN):
-                part = 1.0 if name in kept else width
+                part = 1.0 if name in whole_layers else width
                 make = partial(DecomposedLayer, layer, width=part, least=least, decomposition=decomposition)
             else:
                 make = partial(_cut_norm, name, typing.cast("nn.GroupNorm", layer))

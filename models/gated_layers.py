@@ -127,8 +127,8 @@ class _GatedRows(GatedLayer):
         live = self.live[self._parts[1]]
         row, block = (array[live] for array in self._parts)
         arrays = row, block, np.searchsorted(rows, row), live
-        moved = [torch.from_numpy(array).to(self.weight.device) for array in arrays]
-        return some, moved[0], moved[1], moved[2], self.part_inside[moved[3]]
+        tensors = [torch.from_numpy(array).to(self.weight.device) for array in arrays]
+        return some, tensors[0], tensors[1], tensors[2], self.part_inside[tensors[3]]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         some, row, block, positions, inside = self._computed()

@@ -87,8 +87,10 @@ def _replace(module: nn.Module, path: str, shape: tuple[int, ...], cut: Cut) -> 
     first = next(iter(tensors.values()))
     smaller = _smaller(layer, shape).to(first.device, first.dtype).train(layer.training)
     for name, tensor in smaller.state_dict().items():  # shares memory with the layer
-        kept = [torch.from_numpy(index) for index in cut.mesh(f"{path}.{name}")] if tensor.is_floating_point() else []
-        tensor.copy_(tensors[name][tuple(kept)])  # counters are whole
+        indices = (
+            [torch.from_numpy(index) for index in cut.mesh(f"{path}.{name}")] if tensor.is_floating_point() else []
+        )
+        tensor.copy_(tensors[name][tuple(indices)])  # counters are whole
     for old, new in zip(layer.parameters(), smaller.parameters(), strict=True):
         new.requires_grad_(old.requires_grad)
     above, _, leaf = path.rpartition(".")

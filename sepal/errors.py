@@ -64,10 +64,10 @@ class SepalError(Exception):
     """
 
     def __init__(self, key: str, expected: str, got: object) -> None:
-        shown = got if isinstance(got, str) else repr(got)
+        got_text = got if isinstance(got, str) else repr(got)
         self.key = key
         self.expected = expected
-        self.got = shown if len(shown) <= 300 else shown[:297] + "..."
+        self.got = got_text if len(got_text) <= 300 else got_text[:297] + "..."
         super().__init__(self._line())
 
     def _line(self) -> str:
@@ -103,8 +103,8 @@ def told_causes(pairs: Iterable[tuple[str, str]]) -> str:
         groups.setdefault(re.sub(r"\d+", "#", cause), (cause, {}))[1][who] = None
     causes = sorted(groups.values(), key=lambda group: -len(group[1]))
     words = [f"{cause} ({_names(list(clients))})" for cause, clients in causes[:MOST_CAUSES]]
-    left = len(causes) - MOST_CAUSES
-    return "; ".join([*words, *([f"{left} other cause{'s' * (left > 1)}"] if left > 0 else [])])
+    uncounted = len(causes) - MOST_CAUSES
+    return "; ".join([*words, *([f"{uncounted} other cause{'s' * (uncounted > 1)}"] if uncounted > 0 else [])])
 
 
 def _names(clients: Sequence[str]) -> str:

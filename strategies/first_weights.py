@@ -73,21 +73,21 @@ def first_weights(
     rules.check_model(config, parameters)
     ModuleState(module, floating(module))  # so that what clients would refuse is refused before the run
     set_by = "initial-weights" if config.initial_weights and (config.trainable or config.lora.rank) else config.model
-    kept = (f"model: {len(frozen)} frozen tensors stay as {set_by} sets them",) if frozen else ()
+    notes = (f"model: {len(frozen)} frozen tensors stay as {set_by} sets them",) if frozen else ()
     if config.initial_weights:
-        return FirstWeights(parameters, _from_file(config, module, parameters), frozenset(), frozen, kept)
+        return FirstWeights(parameters, _from_file(config, module, parameters), frozenset(), frozen, notes)
     weights = initial_weights(module, config.seed)
     if arrays is not None:
         weights |= {name: array.copy() for name, array in views(module).items() if name in arrays}
-        return FirstWeights(parameters, weights, frozenset(), frozen, kept)
+        return FirstWeights(parameters, weights, frozenset(), frozen, notes)
     if ":" not in config.model:
-        return FirstWeights(parameters, weights, frozenset(), frozen, kept)
+        return FirstWeights(parameters, weights, frozenset(), frozen, notes)
     built, again, kept_as_built = views(module), views(make(seed=torch_seed(config.seed, "again"))), as_built(module)
     same = {name for name in built if np.array_equal(built[name], again[name])}
     torchs = {**weights, **kept_as_built}
     user_set = frozenset(name for name in same if torchs[name] is None or (built[name] != torchs[name]).any())
     weights = {name: built[name].copy() if name in user_set else drawn for name, drawn in weights.items()}
-    return FirstWeights(parameters, weights, user_set, frozen, (*kept, _start(config.model, parameters, user_set)))
+    return FirstWeights(parameters, weights, user_set, frozen, (*notes, _start(config.model, parameters, user_set)))
 
 
 def torch_seed(seed: int, purpose: str = "build") -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sepal.config import RunConfig, Settings, flatten, former_values, method_name, unknown_method
@@ -18,6 +19,7 @@ from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
 from sepal.method import Method
 from sepal.method.interface import resolve
+from sepal.method.readers import Reader
 from sepal.protocol.types import Scalar
 from sepal.user_modules import load
 
@@ -76,26 +78,40 @@ def _table(find: Callable[..., Any]) -> dict[str, str]:
 
 
 class Description(NamedTuple):
-    """A method's line in a list; the fields are those of :class:`sepal.method.interface.Method`."""
+    """What lists and reports say of a method; the fields are those of :class:`sepal.method.interface.Method`.
+
+    Attributes:
+        learned: Kind → reader of what the method has learned.
+        former: Its own keys whose default has changed, flat, with their former defaults.
+    """
 
     title: str
     source: str
     deployed: str
+    learned: Mapping[str, Reader] = MappingProxyType({})
+    former: Mapping[str, Scalar] = MappingProxyType({})
 
 
 @cache
 def _descriptions() -> dict[str, Description]:
     """Return the descriptions of the built-in methods, whose modules import torch: ``python -m tools.methods``."""
     tables = tomllib.loads((files("sepal.strategies") / "descriptions.toml").read_text(encoding="utf-8"))
-    return {name: Description(**values) for name, values in tables.items()}
+    descriptions = {}
+    for name, values in tables.items():
+        learned = {kind: Reader(**reader) for kind, reader in values.pop("learned", {}).items()}
+        descriptions[name] = Description(**values, learned=learned)
+    return descriptions
 
 
 def description(name: str) -> Description:
-    """Return what a list says of a method in :func:`table`; a built-in one is not imported for that."""
-    if name in METHODS and name in _descriptions():
-        return _descriptions()[name]
-    method = get(name)
-    return Description(method.title, method.source, method.deployed)
+    """Return what lists and reports say of a method in :func:`table`; a built-in one is not imported for that."""
+    return _descriptions()[name] if name in METHODS and name in _descriptions() else describe(get(name))
+
+
+def describe(method: Method) -> Description:
+    """Return the description of a method that is imported."""
+    former_defaults = former_values(method.hyper, f"{method.name}.")
+    return Description(method.title, method.source, method.deployed, method.learned, former_defaults)
 
 
 def names() -> tuple[str, ...]:
@@ -166,8 +182,7 @@ def former(name: str) -> dict[str, Scalar]:
     """Return the keys whose default has changed, for a run of the method ``name``, each with its former default."""
     if not is_method(name):
         return former_values(RunConfig)
-    method = get(name)
-    return {**former_values(RunConfig), **former_values(method.hyper, f"{method.name}.")}
+    return {**former_values(RunConfig), **(description(name) if name in table() else describe(get(name))).former}
 
 
 def as_begun(stored: Mapping[str, Any], load: bool = True) -> dict[str, Any]:

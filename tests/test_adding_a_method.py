@@ -54,8 +54,8 @@ def proximal(tmp_path, monkeypatch):
 
 
 def test_the_copied_fedprox_passes_the_checks(proximal):
-    done = CliRunner().invoke(app, ["check-method", proximal])
-    assert done.exit_code == 0, done.stdout
+    result = CliRunner().invoke(app, ["check-method", proximal])
+    assert result.exit_code == 0, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_the_page_says_what_a_subclass_may_override():
 
 
 def test_it_passes_the_checks(module):
-    done = CliRunner().invoke(app, ["check-method", "neighbours:Neighbours"])
-    assert done.exit_code == 0, done.stdout
+    result = CliRunner().invoke(app, ["check-method", "neighbours:Neighbours"])
+    assert result.exit_code == 0, result.stdout
     assert "`sepal check-method neighbours:Neighbours`" in PAGE
 
 

@@ -125,10 +125,10 @@ def test_a_script_needs_no_guard(tmp_path):
         "run = sepal.run('fedavg', 'digits', build, clients=2, rounds=1, workers=2, progress=False)\n"
         "print(len(run.frame))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] == "begun"
-    assert done.stdout.count("begun") == 1
+    completed = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.split()[0] == "begun"
+    assert completed.stdout.count("begun") == 1
 
 
 def test_a_function_that_can_be_imported_keeps_its_name():
@@ -182,9 +182,9 @@ def test_another_session_goes_on_with_the_same_code(tmp_path):
     def session(blank, *arguments):
         script.write_text(SESSION.format(blank))
         command = [sys.executable, script, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        completed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     session("", "run")
     written = (tmp_path / "runs" / "again" / "metrics.jsonl").read_bytes()
@@ -283,14 +283,14 @@ def test_a_comparison_shows_the_rate_that_a_search_chose(runs_in_this_process, c
 
 def test_help_lists_the_functions():
     code = "import pydoc, sys, sepal; print('torch' in sys.modules, dir(sepal)); print(pydoc.render_doc(sepal))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("False [")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.startswith("False [")
     for name in ("run", "own", "compare", "load"):
-        assert f"'{name}'" in done.stdout.splitlines()[0]
-        assert f"sepal.{name}(" in done.stdout
+        assert f"'{name}'" in completed.stdout.splitlines()[0]
+        assert f"sepal.{name}(" in completed.stdout
 
 
 def test_importing_sepal_imports_nothing_heavy():
     code = "import sepal, sys; print([m for m in ('torch', 'flwr', 'pandas', 'numpy', 'pydantic') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"

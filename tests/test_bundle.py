@@ -117,5 +117,5 @@ def test_the_client_app_is_found_while_the_server_app_is_imported(bundle, tmp_pa
     first = tmp_path / "sepal" / "__init__.py"
     first.write_text("import time\n\ntime.sleep(1)\n" + first.read_text())
     command = [sys.executable, "-c", RACE, str(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.stdout == "(True, None)\nSepalClientApp\n", done.stdout + done.stderr
+    completed = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert completed.stdout == "(True, None)\nSepalClientApp\n", completed.stdout + completed.stderr

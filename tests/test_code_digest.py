@@ -77,8 +77,8 @@ def test_neither_file_nor_line_nor_process_counts(tmp_path):
         f"{CELL}\nfrom sepal.api.code_digest import code_digest\nprint(*map(code_digest, (build, partly, Net)))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.split() == expected
+    completed = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=True)
+    assert completed.stdout.split() == expected
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,11 @@ def test_a_run_and_all_that_follows_in_a_locale_without_utf_8(tmp_path):
         ["methods"],
         ["keys"],
     ):
-        done = sepal(tmp_path, *arguments)
-        assert done.returncode == 0, (arguments, done.stderr)
-        assert "Traceback" not in done.stderr
+        result = sepal(tmp_path, *arguments)
+        assert result.returncode == 0, (arguments, result.stderr)
+        assert "Traceback" not in result.stderr
         if arguments[0] == "predict":
-            assert ",früh," in done.stdout
+            assert ",früh," in result.stdout
     missing = sepal(tmp_path, "predict", "model.safetensors", "früh.csv")
     assert missing.returncode == 2
     assert missing.stderr.startswith(

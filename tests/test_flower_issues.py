@@ -35,9 +35,9 @@ def test_each_quick_reproduction_prints_what_the_page_says(tmp_path):
     for number, text in enumerate(QUICK):
         (tmp_path / f"issue-{number}.py").write_text(text)
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'){RUN}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     sentences = [SAID.search(text)[1] for text in QUICK]
-    assert [line for line in done.stdout.splitlines() if line in sentences] == sentences, done.stderr[-2000:]
+    assert [line for line in completed.stdout.splitlines() if line in sentences] == sentences, completed.stderr[-2000:]
 
 
 def test_each_item_of_the_page_has_a_reproduction():

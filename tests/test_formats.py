@@ -83,9 +83,9 @@ def test_a_run_directory_of_another_format_is_neither_shown_nor_continued(tmp_pa
     monkeypatch.setattr(about, "FORMAT", 2)
     about.write_about(run, assemble({"method": "fedavg", "dataset": "digits", "clients": 3}), alone=True)
     content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    shown = CliRunner().invoke(app, ["show", str(run)])
-    assert shown.exit_code != 0
-    assert "expected a run directory of format 1, got 2, of another release of Sepal" in " ".join(shown.output.split())
+    result = CliRunner().invoke(app, ["show", str(run)])
+    assert result.exit_code != 0
+    assert "expected a run directory of format 1, got 2, of another release of Sepal" in " ".join(result.output.split())
     with pytest.raises(StateError, match=r"expected a run directory of format 1, got 2"):
         RunDirectory(run, assemble({"method": "fedavg", "dataset": "digits", "clients": 3, "rounds": 2}), "in-process")
     assert {path: path.read_bytes() for path in content} == content

@@ -74,13 +74,13 @@ def test_every_file_is_a_resource_and_fits_the_schema():
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_kustomize_makes_the_same_objects():
-    done = subprocess.run(["kubectl", "kustomize", str(PLACE)], capture_output=True, text=True, check=True)
-    objects = list(yaml.safe_load_all(done.stdout))
-    kept = {(item["kind"], item["metadata"]["name"]) for item in objects if item["kind"] != "ConfigMap"}
-    assert kept == OBJECTS.keys() - {("NetworkPolicy", "sepal-figures")}
+    completed = subprocess.run(["kubectl", "kustomize", str(PLACE)], capture_output=True, text=True, check=True)
+    objects = list(yaml.safe_load_all(completed.stdout))
+    named_objects = {(item["kind"], item["metadata"]["name"]) for item in objects if item["kind"] != "ConfigMap"}
+    assert named_objects == OBJECTS.keys() - {("NetworkPolicy", "sepal-figures")}
     assert {item["metadata"].get("namespace", "sepal") for item in objects} == {"sepal"}
     run = next(item for item in objects if item["kind"] == "ConfigMap")
-    assert f"name: {run['metadata']['name']}\n" in done.stdout.partition("kind: StatefulSet")[2]
+    assert f"name: {run['metadata']['name']}\n" in completed.stdout.partition("kind: StatefulSet")[2]
 
 
 @pytest.mark.parametrize("name", CONTAINERS)

@@ -112,9 +112,9 @@ def test_the_page_on_own_models_has_a_model():
 
 def test_the_own_data_example_says_what_is_missing(examples_directory):
     """Without own.data, and with no node that names a function, one line says where to put it."""
-    done = sepal("run --config examples/own_data/run.toml --set own.data= --workers 1")
-    assert done.exit_code == 2
-    line = done.stderr.strip().splitlines()[-1]
+    result = sepal("run --config examples/own_data/run.toml --set own.data= --workers 1")
+    assert result.exit_code == 2
+    line = result.stderr.strip().splitlines()[-1]
     assert "data: expected package.module:function in the node config, or own.data" in line
 
 

@@ -49,5 +49,5 @@ def test_rounding_moves_the_cases_that_are_not_compared_far(name, monkeypatch):
     monkeypatch.setattr(F, "linear", rounded(F.linear, generator))
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", rounded(nn.Conv2d._conv_forward, generator))
     monkeypatch.setattr(Gate, "forward", rounded(Gate.forward, generator))
-    moved = distance(plain, ended(name))
-    assert (moved > 1e-3) if name in ROUNDED else (0 < moved < 1e-5)
+    drift = distance(plain, ended(name))
+    assert (drift > 1e-3) if name in ROUNDED else (0 < drift < 1e-5)

@@ -28,7 +28,7 @@ def test_the_units_of_the_page_are_accepted(name, tmp_path):
     file = tmp_path / f"{name}.service"
     file.write_text(units()[name].replace("/opt/sepal/bin/sepal", program))
     assert program in file.read_text()
-    done = subprocess.run(
+    completed = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
     )
-    assert [line for line in done.stderr.splitlines() if file.name in line] == []
+    assert [line for line in completed.stderr.splitlines() if file.name in line] == []

@@ -120,9 +120,9 @@ def test_commands_work_in_an_empty_folder(environment, tmp_path):
         ["run", *keys, "--workers", "2", "--name", "first"],
         ["compare", str(plan), "--workers", "1", "--no-report"],
     ):
-        done = sepal(environment, folder, *arguments)
-        assert done.returncode == 0, f"{arguments}: {done.stderr}"
-        assert done.stdout
+        result = sepal(environment, folder, *arguments)
+        assert result.returncode == 0, f"{arguments}: {result.stderr}"
+        assert result.stdout
     assert (folder / "runs" / "first" / "summary.json").exists()
     assert list((folder / "runs" / "plan").glob("*/summary.json"))
 
@@ -135,8 +135,8 @@ def test_a_new_project_runs_its_method_is_checked_and_its_test_passes(environmen
         (tmp_path / "mine", ["run", "--config", "run.toml", "--rounds", "2", "--name", "first"]),
         (tmp_path / "mine", ["check-method", "my_method:Mine"]),
     ):
-        done = sepal(environment, folder, *arguments)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        result = sepal(environment, folder, *arguments)
+        assert result.returncode == 0, f"{arguments}: {result.stdout}{result.stderr}"
     assert (tmp_path / "mine" / "runs" / "first" / "summary.json").exists()
     command = [environment / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     env = variables(environment, tmp_path)

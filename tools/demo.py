@@ -50,16 +50,19 @@ def main() -> int:
     """Run the demo; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[], help="no simulation: a conclusion for each seed")
-    if seeds := parser.parse_args().seeds:
-        return conclude(seeds)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="fewer are sooner over, and say less")
+    chosen = parser.parse_args()
+    keys = {**KEYS, "rounds": chosen.rounds}
+    if chosen.seeds:
+        return conclude(chosen.seeds, keys)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # run the clean-up code
     app, out = Path(__file__).resolve().parents[1], Path.cwd() / "runs"
     name, console = f"demo-{time.strftime('%Y%m%d-%H%M%S')}", Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="sepal-demo-") as cache:
         os.environ["SEPAL_CACHE"] = cache  # do not use data cached by an earlier version
         try:
-            path = simulate(app, out, name, console)
-            others = [run_flat({**KEYS, "method": m, "out": str(out), "name": f"{name}-{m}"}, out) for m in BESIDE]
+            path = simulate(app, out, name, keys, console)
+            others = [run_flat({**keys, "method": m, "out": str(out), "name": f"{name}-{m}"}, out) for m in BESIDE]
         except SepalError as error:
             console.print(f"demo: {error}", markup=False, highlight=False, soft_wrap=True)
             return 1
@@ -78,12 +81,12 @@ def main() -> int:
     return 0
 
 
-def conclude(seeds: Sequence[int]) -> int:
+def conclude(seeds: Sequence[int], keys: Mapping[str, Scalar]) -> int:
     """Print the conclusion for each of ``seeds``, from runs in process; return the exit code."""
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="sepal-demo-") as out:
             flats = [FEDPSE, *({"method": method} for method in BESIDE)]
-            runs = [prepare({**KEYS, **flat, "seed": seed, "out": out}, Path(out)) for flat in flats]
+            runs = [prepare({**keys, **flat, "seed": seed, "out": out}, Path(out)) for flat in flats]
             for run in runs:
                 execute(run)
             print(f"seed {seed}", *list(conclusion([read_run(run.path) for run in runs]))[:2], sep="\n", flush=True)
@@ -143,19 +146,19 @@ def report(paths: Sequence[Path], out: Path) -> Path | None:
         return None
 
 
-def simulate(app: Path, out: Path, name: str, console: Console) -> Path:
+def simulate(app: Path, out: Path, name: str, keys: Mapping[str, Scalar], console: Console) -> Path:
     """Run FedPSE through Flower's simulation engine and return the run's directory.
 
     Raises:
         FlowerError: The run did not complete; the end of its log was printed.
     """
     path = out / name
-    keys = {**KEYS, **FEDPSE, "out": str(out), "name": name, "state-dir": str(path / "clients")}
+    flat = {**keys, **FEDPSE, "out": str(out), "name": name, "state-dir": str(path / "clients")}
     with Flower() as flower, RoundDisplay(console, "fedpse on digits") as display:
         console.print("starting Flower's simulation engine", highlight=False)
         flower.start_simulation()
-        follow = Follow(path, display)
-        ended = flower.run_app(app, keys, FEDERATION, tick=follow)
+        follow = Follow(path, int(keys["rounds"]), display)
+        ended = flower.run_app(app, flat, FEDERATION, tick=follow)
         follow()
     if ended.status != COMPLETED:
         console.print("\n".join(ended.log[-40:]), markup=False, highlight=False, soft_wrap=True)
@@ -168,15 +171,15 @@ def simulate(app: Path, out: Path, name: str, console: Console) -> Path:
 class Follow:
     """Shows the lines of a run that another process writes."""
 
-    def __init__(self, path: Path, display: RoundDisplay) -> None:
-        self._path, self._display, self._shown = path, display, -1
+    def __init__(self, path: Path, rounds: int, display: RoundDisplay) -> None:
+        self._path, self._rounds, self._display, self._shown = path, rounds, display, -1
 
     def __call__(self) -> None:
         """Show new lines."""
         if not (self._path / "config.toml").is_file():
             return
         if self._shown < 0:
-            self._display.start(0, ROUNDS)
+            self._display.start(0, self._rounds)
             self._shown = 0
         lines = read_run(self._path).lines
         for line in lines[self._shown :]:

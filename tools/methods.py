@@ -1,14 +1,15 @@
 """What is made from the registry of methods: ``python -m tools.methods`` writes it.
 
 That is the table in docs/methods.md; the run-config keys in pyproject.toml, as Flower refuses keys that its app does
-not declare there; and strategies/descriptions.toml, by which methods are listed without importing torch. Each key is
-declared once, in ``sepal.config`` or in its method's ``Hyper``.
+not declare there; and strategies/descriptions.toml, by which methods are listed
+and runs reported without importing torch. Each key is declared once, in ``sepal.config`` or in its method's ``Hyper``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,13 @@ def with_keys(text: str) -> str:
 
 
 def descriptions() -> str:
-    """Return title, source and deployed view of each built-in method, as TOML."""
-    methods = map(registry.get, registry.METHODS)
-    facts = {
-        method.name: {"title": method.title, "source": method.source, "deployed": method.deployed} for method in methods
-    }
-    return tomli_w.dumps(facts)
+    """Return what lists and reports say of each built-in method, as TOML, without what is empty."""
+    tables = {}
+    for method in map(registry.get, registry.METHODS):
+        facts = registry.describe(method)._asdict()
+        facts["learned"] = {kind: asdict(reader) for kind, reader in method.learned.items()}
+        tables[method.name] = {field: value for field, value in facts.items() if value}
+    return tomli_w.dumps(tables)
 
 
 def written() -> Iterator[tuple[Path, str]]:

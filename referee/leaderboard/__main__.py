@@ -81,8 +81,8 @@ def plan(name: str) -> str:
     design = Design(read_block(name), read(name))
     missing = Counter(planned.kind for planned in design.needed())
     words = ", ".join(f"{count} {kind}" for kind, count in missing.items()) or "nothing"
-    left = hours_left(design)
-    return f"{name}: {len(design.rows)} rows; missing now: {words}; to the end about {left:.1f} core-hours"
+    core_hours = hours_left(design)
+    return f"{name}: {len(design.rows)} rows; missing now: {words}; to the end about {core_hours:.1f} core-hours"
 
 
 def rerun(names: Sequence[str], draw: int | None) -> bool:

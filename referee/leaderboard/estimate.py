@@ -31,8 +31,8 @@ def hours_whole(design: Design) -> float:
 
 def hours_left(design: Design) -> float:
     """Return the estimated core-hours until a block is whole."""
-    done = sum(row.cpu_seconds for row in design.counted()) / 3600
-    return max(0.0, hours_whole(design) - done) if next(design.needed(), None) else 0.0
+    hours_spent = sum(row.cpu_seconds for row in design.counted()) / 3600
+    return max(0.0, hours_whole(design) - hours_spent) if next(design.needed(), None) else 0.0
 
 
 def _runs(design: Design, contender: Contender) -> float:

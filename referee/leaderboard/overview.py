@@ -81,11 +81,11 @@ def _difference(results: BlockResults, contender: Contender) -> float:
 
 def picture(all_results: Sequence[BlockResults]) -> str:
     """Return the picture as SVG, which follows the reader's light or dark settings; empty without a block."""
-    shown = spots(all_results)
-    if not shown:
+    all_spots = spots(all_results)
+    if not all_spots:
         return ""
-    rows, count = list(_rows(shown)), len(compared_blocks(all_results))
-    ends = _ends(shown)
+    rows, count = list(_rows(all_spots)), len(compared_blocks(all_results))
+    ends = _ends(all_spots)
     wide, high = alt.Scale(type="log", domain=ends, nice=False), alt.Scale(domain=[FLOOR, TOP], nice=False)
     across = alt.Axis(
         values=[tick for tick in TICKS if ends[0] <= tick <= ends[1]],
@@ -114,17 +114,17 @@ def picture(all_results: Sequence[BlockResults]) -> str:
         "Thin lines: from the lowest to the highest of them.",
     ]
     chart = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
-    return svg(chart, title, reading, f"{title}. {_spoken(shown)}")
+    return svg(chart, title, reading, f"{title}. {_spoken(all_spots)}")
 
 
-def _ends(shown: Sequence[Spot]) -> tuple[float, float]:
+def _ends(all_spots: Sequence[Spot]) -> tuple[float, float]:
     """Return the ends of the axis of MB."""
-    sent = [end for spot in shown if spot.megabytes for end in (spot.least, spot.most)]
+    sent = [end for spot in all_spots if spot.megabytes for end in (spot.least, spot.most)]
     return ROOM[0] * min(sent), ROOM[1] * max(sent)
 
 
-def _rows(shown: Sequence[Spot]) -> Iterator[dict[str, Any]]:
-    for spot in shown:
+def _rows(all_spots: Sequence[Spot]) -> Iterator[dict[str, Any]]:
+    for spot in all_spots:
         look, fell = LOOKS[spot.key], " (a run collapsed)" if spot.collapsed else ""
         name = LONG.get(spot.key, look.name)
         row = {"key": spot.key, "name": name + fell, "off": spot.off, "mean": spot.mean, "mb": spot.megabytes}
@@ -154,5 +154,7 @@ def _arrows(rows: Rows, ends: tuple[float, float]) -> Iterator[alt.Chart]:
         yield text(words, WIDTH * share + 22 + 4 * free, HEIGHT - 12, GREY)
 
 
-def _spoken(shown: Sequence[Spot]) -> str:
-    return "; ".join(f"{LOOKS[spot.key].name} {signed(spot.mean)} points, {spot.megabytes:.3g} MB" for spot in shown)
+def _spoken(all_spots: Sequence[Spot]) -> str:
+    return "; ".join(
+        f"{LOOKS[spot.key].name} {signed(spot.mean)} points, {spot.megabytes:.3g} MB" for spot in all_spots
+    )

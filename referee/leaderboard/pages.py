@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -119,6 +119,8 @@ def texts_of(
         spent=sum(row.cpu_seconds for results in all_results for row in results.design.counted()) / 3600,
         whole={results.block.name: hours_whole(results.design) for results in all_results},
         reruns=_reruns(reruns),
+        for_all=_keys_for_all(all_results),
+        widened=_widened(all_results),
         **{"trials": TRIALS, "tuning": TUNING, "last_rate": LAST_RATE},
         **{"least_seeds": LEAST_SEEDS, "least_clients": LEAST_CLIENTS},
     )
@@ -128,6 +130,35 @@ def texts_of(
         lines = {name: render(f"readme-{name}.md", **words).rstrip("\n").split("\n") for name in ("table", "which")}
         texts[README] = rewritten(README.read_text(encoding="utf-8"), lines)
     return texts
+
+
+def _keys_for_all(all_results: Sequence[BlockResults]) -> list[tuple[str, str, str]]:
+    """Return the further keys that blocks try for everyone: key, values, and the blocks in words."""
+    tried: dict[tuple[str, str], list[str]] = {}
+    for results in all_results:
+        for key, values in results.block.also.items():
+            tried.setdefault((f"`{key}`", _spelled(values)), []).append(results.block.name)
+    return [(*pair, _blocks(names)) for pair, names in tried.items()]
+
+
+def _widened(all_results: Sequence[BlockResults]) -> list[tuple[str, str, str]]:
+    """Return whose further keys are tried: the method's name, its keys with their values, and the blocks in words."""
+    tried: dict[str, list[str]] = {}
+    variants = {}
+    for results in all_results:
+        for name in results.block.widened:
+            also = results.named(name).also
+            variants[name] = ", ".join(f"`{key}` ({_spelled(values)})" for key, values in also.items())
+            tried.setdefault(name, []).append(results.block.name)
+    return [(METHODS.get(name, name), variants[name], _blocks(names)) for name, names in tried.items()]
+
+
+def _spelled(values: Iterable[Any]) -> str:
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+
+
+def _blocks(names: Sequence[str]) -> str:
+    return f"in block {names[0]}" if len(names) == 1 else f"in blocks {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _headline(

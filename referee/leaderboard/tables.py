@@ -89,12 +89,12 @@ def tuning(results: BlockResults) -> Iterator[str]:
         values = [v for s in TUNING if chosen and (v := design.validation(contender, chosen, s)) is not None]
         estimate = over_seeds(values) if best else None
         judged = [(p, first_seed[text(p)], design.mean(contender, p)) for p in points if text(p) in first_seed]
-        shown = "; ".join(
+        point_texts = "; ".join(
             f"{_words(contender, p)}: {100 * first:.1f}" + (f" ({100 * mean:.1f})" if mean is not None else "")
             for p, first, mean in judged
         )
         cells = [_words(contender, chosen) if chosen else NONE, estimate.text() if estimate else NONE]
-        lines.append([contender.name, contender.own_key or NONE, *cells, _edge(results, contender), shown])
+        lines.append([contender.name, contender.own_key or NONE, *cells, _edge(results, contender), point_texts])
     header = ["trials", "own key", "chosen: lr, own key", "validation, % ± SD", "at an end"]
     yield from table([*header, "all points, first seed (mean of all three)"], lines)
     yield from _trajectory(results)
@@ -124,13 +124,22 @@ def _trajectory(results: BlockResults) -> Iterator[str]:
     for names in SAME_MODEL:
         contenders = [contender for contender in results.block.contenders if contender.name in names]
         chosen = {contender.name: keys for contender in contenders if (keys := results.design.chosen(contender))}
-        shown = {name: tuple(value for key, value in keys.items() if key in SHARED) for name, keys in chosen.items()}
-        if len(shown) > 1:
-            words = ", ".join(f"{name} {', '.join(f'{value:g}' for value in keys)}" for name, keys in shown.items())
-            same = (
-                "the same: one global model" if len(set(shown.values())) == 1 else "different ones: their models differ"
+        shared_values = {
+            name: tuple(value for key, value in keys.items() if key in SHARED) for name, keys in chosen.items()
+        }
+        if len(shared_values) > 1:
+            words = ", ".join(
+                f"{name} {', '.join(f'{value:g}' for value in keys)}" for name, keys in shared_values.items()
             )
-            yield from (f"{', '.join(shown)} train one global model at equal keys. They chose {same} ({words}).", "")
+            same = (
+                "the same: one global model"
+                if len(set(shared_values.values())) == 1
+                else "different ones: their models differ"
+            )
+            yield from (
+                f"{', '.join(shared_values)} train one global model at equal keys. They chose {same} ({words}).",
+                "",
+            )
 
 
 def equal_bytes(results: BlockResults) -> Iterator[str]:

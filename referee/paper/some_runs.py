@@ -138,9 +138,9 @@ def of_the_trials(plan: PaperPlan, runs: Sequence[PlannedRun], results: Mapping[
     cells = list(dict.fromkeys(run.cell for run in runs))
     rows = []
     for variant, values in accuracies.items():
-        shown = {cell: f"{100 * mean(seed_values):.1f}" for cell, seed_values in values.items()}
+        percentages = {cell: f"{100 * mean(seed_values):.1f}" for cell, seed_values in values.items()}
         best = max(values, key=lambda cell: mean_of_trials(values[cell]))
-        rows.append([variant, *(f"**{shown[c]}**" if c == best else shown.get(c, "–") for c in cells)])
+        rows.append([variant, *(f"**{percentages[c]}**" if c == best else percentages.get(c, "–") for c in cells)])
     return ["validation, %", *(cell.replace("=", " = ") or "accuracy" for cell in cells)], rows
 
 

@@ -122,31 +122,64 @@ def table(rows: Sequence[RunRecord]) -> str:
     lines = ["| method | option | " + " | ".join(ATTACKS) + " |", "|---|---|" + "---:|" * len(ATTACKS)]
     for method, defence in product(METHODS, DEFENCES):
         option_rows = [row for row in rows if (row.method, row.labels["defence"]) == (method, defence)]
-        cells = [
-            _cell(some)
-            for attack in ATTACKS
-            if (some := [row for row in option_rows if row.labels["attack"] == attack])
-        ]
+        by_attack = [[row for row in option_rows if row.labels["attack"] == attack] for attack in ATTACKS]
+        cells = [_cell(attack_rows) for attack_rows in by_attack if attack_rows]
         lines += [f"| {method} | {defence} | {' | '.join(cells)} |"] if cells else []
     return "\n".join(lines)
 
 
 def _cell(rows: Sequence[RunRecord]) -> str:
     ended = sum(bool(row.error) for row in rows)
-    bad, good = (sum(row.figures["refused"][who] for row in rows) / len(rows) for who in ("attackers", "others"))
-    cell = f"{100 * np.mean([row.accuracy['received']['weighted'] for row in rows]):.1f} ({bad:.0f}, {good:.0f})"
+    bad, good = (_mean_refused(rows, who) for who in ("attackers", "others"))
+    cell = f"{100 * _mean_accuracy(rows):.1f} ({bad:.0f}, {good:.0f})"
     return cell + (f", {ended} ended" if ended else "")
+
+
+def _mean_accuracy(rows: Sequence[RunRecord]) -> float:
+    return float(np.mean([row.accuracy["received"]["weighted"] for row in rows]))
+
+
+def _mean_refused(rows: Sequence[RunRecord], who: str) -> float:
+    return float(sum(row.figures["refused"][who] for row in rows)) / len(rows)
+
+
+class PoisonFindings:
+    """What the page's sentences quote: means over seeds of the runs with one method, option and attack."""
+
+    def __init__(self, rows: Sequence[RunRecord]) -> None:
+        self._rows = rows
+
+    def _of(self, method: str, defence: str, attack: str) -> list[RunRecord]:
+        wanted = (method, defence, attack)
+        return [row for row in self._rows if (row.method, row.labels["defence"], row.labels["attack"]) == wanted]
+
+    def refused(self, method: str, defence: str, attack: str, who: str = "attackers") -> str:
+        """Return the number of refused uploads."""
+        return f"{_mean_refused(self._of(method, defence, attack), who):.0f}"
+
+    def accuracy(self, method: str, defence: str, attack: str) -> str:
+        """Return the accuracy in per cent."""
+        return f"{100 * _mean_accuracy(self._of(method, defence, attack)):.1f}"
+
+    def lost(self, method: str, defence: str = "none", attack: str = "no attack") -> str:
+        """Return how many points an option or an attack costs, from the accuracies as the table has them."""
+        points = float(self.accuracy(method, "none", "no attack")) - float(self.accuracy(method, defence, attack))
+        return f"{points:.1f}"
 
 
 def pages() -> dict[Path, str]:
     """Return path → text of the page."""
-    return {ROWS.with_suffix(".md"): render("poison.md", table=table(read(ROWS)))}
+    rows = read(ROWS)
+    changed = [name for name, change in ATTACKS.items() if change is not None and name != "no attack"]
+    words = {"table": table(rows), "f": PoisonFindings(rows), "methods": METHODS, "changed": changed}
+    without_mean = [name for name in METHODS if not registry.get(name).robust]
+    return {ROWS.with_suffix(".md"): render("poison.md", **words, without_mean=without_mean)}
 
 
 def needed(seeds: Sequence[int], rows: Sequence[RunRecord]) -> list[PoisonedRun]:
     """Return the runs that have no record."""
-    done = {(row.seed, row.method, row.labels["defence"], row.labels["attack"]) for row in rows}
-    possible = [run for run in product(seeds, METHODS, DEFENCES, ATTACKS) if run not in done]
+    stored_runs = {(row.seed, row.method, row.labels["defence"], row.labels["attack"]) for row in rows}
+    possible = [run for run in product(seeds, METHODS, DEFENCES, ATTACKS) if run not in stored_runs]
     return [run for run in possible if "robust-mean" not in DEFENCES[run[2]] or registry.get(run[1]).robust]
 
 

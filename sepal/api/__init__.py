@@ -135,9 +135,9 @@ def compare(
             _log(notes)
         return PlanDisplay(console(stderr=True, quiet=not progress), notes)
 
-    done = run_plan(plan, folder, displays, jobs=jobs)
-    if bad := done.lost:
-        raise failure("compare", len(done.runs), bad)
+    completed_runs = run_plan(plan, folder, displays, jobs=jobs)
+    if bad := completed_runs.lost:
+        raise failure("compare", len(completed_runs.runs), bad)
     compared = Compared(folder)
     for tuned in compared.comparison.tuning if progress else ():
         say(f"tuned: {tuned.label}{f', {tuned.cell}' * bool(tuned.cell)}: {tuned.chosen or 'nothing'}", err=True)

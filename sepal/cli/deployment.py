@@ -169,12 +169,12 @@ def submit(
         registry = NodeRegistry(credentials, flower.environment, nodes, tell) if credentials else None
         file = state_directory / "run.log"
         lines = Lines(file, show, verbose)
-        for left in reversed(range(attempts)):
+        for attempts_left in reversed(range(attempts)):
             if registry:
                 registry.sync()
             ended = run_bundle(flower, state_directory, flat, registry, tell, lines)
             if ended.status == COMPLETED:
                 return
-            if not left:
+            if not attempts_left:
                 ended.check(file)
             tell(f"sepal: the run ended as {ended.status}; submitted again, it goes on where it was")

@@ -127,11 +127,11 @@ def predict(
     written = write_predictions(result, out)
     say(f"written to {out}" if out else written, nl=bool(out))
     if result.truth is not None and classes:
-        right, count = result.right(), len(result.truth)
+        correct, count = result.right(), len(result.truth)
         if result.truth.max() < result.outputs.shape[1]:  # a class that the model does not know has no recall
             others = {name: value for name, value in result.metrics().items() if name not in ("loss", "accuracy")}
             say(listed(others), err=True)
-        say(f"accuracy {100 * right / count:.1f} %: {right} of {count}", err=True)
+        say(f"accuracy {100 * correct / count:.1f} %: {correct} of {count}", err=True)
     elif result.truth is not None:
         say(listed(result.metrics()), err=True)
 

@@ -59,9 +59,9 @@ def _row(path: Path) -> tuple[str, str, str, str]:
     from sepal.runs.stored_run import read_run
 
     run = read_run(path)
-    done = sum(line["phase"] != "closing" for line in run.lines)
+    rounds_over = sum(line["phase"] != "closing" for line in run.lines)
     state = "complete" if run.summary is not None else "unfinished"
-    return str(run.config["method"]), str(run.config["dataset"]), f"{done}/{run.config['rounds']}", state
+    return str(run.config["method"]), str(run.config["dataset"]), f"{rounds_over}/{run.config['rounds']}", state
 
 
 def _folder(path: Path, runs: Sequence[Path]) -> tuple[str, str, str, str]:

@@ -118,7 +118,7 @@ def methods(
     with starting():
         from sepal.strategies import registry
 
-        rows = [(name, *registry.description(name)) for name in registry.names()]
+        rows = [(name, *registry.description(name)[:3]) for name in registry.names()]
         records = [registry.get(name) for name in registry.names()] if keys or markdown else []  # imports them
     if markdown:
         say(markdown_table())

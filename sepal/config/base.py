@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -156,19 +157,24 @@ def key_types(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     return {key: info.annotation for key, info in key_fields(kind, prefix)}
 
 
-def key_fields(kind: type[BaseModel], prefix: str = "", **inherited: Any) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the flat keys of a group, each with its field; keys of nested groups are dotted, and have their marks.
+@lru_cache(maxsize=256)  # a comparison asks for them with each of its runs
+def key_fields(kind: type[BaseModel], prefix: str = "") -> tuple[tuple[str, FieldInfo], ...]:
+    """Return the flat keys of a group, each with its field; keys of nested groups are dotted, and have their marks.
 
     Args:
         kind: The group.
         prefix: What its keys start with.
-        inherited: Marks that all its keys have.
     """
+    return tuple(_walk(kind, prefix, {}))
+
+
+def _walk(kind: type[BaseModel], prefix: str, inherited: Mapping[str, Any]) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the keys and fields of a group, which all have the marks ``inherited``."""
     for name, info in kind.model_fields.items():
         key, inner = prefix + (info.alias or kebab(name)), info.annotation
         extra = {**inherited, **_extra(info)}
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from key_fields(inner, f"{key}.", **extra)
+            yield from _walk(inner, f"{key}.", extra)
         else:
             yield key, _with(info, extra) if inherited else info
 

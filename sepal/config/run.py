@@ -468,9 +468,9 @@ class RunConfig(Settings):
         """
         share = 1.0
         if self.schedule != "constant":
-            done = min(round - 1, self.rounds - 1) / self.rounds
-            step = 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
-            share = step if self.schedule == "step" else (1 + math.cos(math.pi * done)) / 2
+            share_over = min(round - 1, self.rounds - 1) / self.rounds
+            step = 0.01 if share_over >= 0.75 else 0.1 if share_over >= 0.5 else 1.0
+            share = step if self.schedule == "step" else (1 + math.cos(math.pi * share_over)) / 2
         return float((float(self.lr) if first is None else first) * self.lr_decay ** (round - 1) * share)
 
 

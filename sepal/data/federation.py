@@ -23,7 +23,7 @@ from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
 from sepal.data.schema import FILE, parsed, reading, schema_of
 from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
-from sepal.data.sources.images import COMMON_SIZE, MixedSizesError
+from sepal.data.sources.images import COMMON_SIZE, MixedSizesError, left_as_they_are
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
 from sepal.rng import derive
@@ -241,7 +241,7 @@ def federated_data(config: RunConfig) -> FederatedData:
         data_info = info(config.dataset, data_dir, folder)
     except MixedSizesError as mixed:
         if "resize" in config.folder.model_fields_set:
-            raise
+            raise left_as_they_are(mixed) from None
         folder = folder.model_copy(update={"resize": COMMON_SIZE})
         data_info = info(config.dataset, data_dir, folder)
         size = f"{COMMON_SIZE}x{COMMON_SIZE}"

@@ -58,9 +58,9 @@ def with_owners(config: RunConfig, data: FederatedData, clients_set: bool) -> Ow
         able, few = _count(data)
         if able:
             config = config.model_copy(update={"clients": able})
-            left = f"; {few} with fewer are left out" if few else ""
+            remark = f"; {few} with fewer are left out" if few else ""
             least = config.partition.min_examples
-            notes.append(f"clients = {able}: one for each owner with at least {least} examples{left}")
+            notes.append(f"clients = {able}: one for each owner with at least {least} examples{remark}")
     names: tuple[str, ...] = ()
     if config.client_names != "numbers" and config.clients:
         try:

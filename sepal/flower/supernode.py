@@ -91,8 +91,10 @@ def log_one_line(logger: Logger = getLogger("flwr")) -> None:  # noqa: B008  (al
 
     def clean(record: LogRecord) -> bool:
         if isinstance(record.args, tuple):
-            shown = (part if isinstance(part, int | float) else str(part) for part in record.args)
-            record.args = tuple(one_line(p) if isinstance(p, str) and not p.isprintable() else p for p in shown)
+            printable_args = (part if isinstance(part, int | float) else str(part) for part in record.args)
+            record.args = tuple(
+                one_line(p) if isinstance(p, str) and not p.isprintable() else p for p in printable_args
+            )
         return True
 
     logger.addFilter(clean)

@@ -65,9 +65,9 @@ def prune_and_regrow(
 
 def prune(weights: NDArray[Any], mask: NDArray[np.bool_], fraction: float) -> NDArray[np.bool_]:
     """Return ``mask`` without the ``count(fraction, n)`` smallest |weight| of its n entries (ties: highest first)."""
-    kept = np.flatnonzero(mask)
+    positions = np.flatnonzero(mask)
     new = np.zeros(mask.size, np.bool_)
-    new[kept[top_k(np.ravel(weights)[kept], kept.size - count(fraction, kept.size))]] = True
+    new[positions[top_k(np.ravel(weights)[positions], positions.size - count(fraction, positions.size))]] = True
     return new.reshape(mask.shape)
 
 

@@ -202,8 +202,8 @@ def robust_mean(uploads: Uploads, shapes: Shapes, how: str) -> Sums:
     means: Sums = {}
     for name in shapes:
         stack = np.sort(np.stack(rows.pop(name)), axis=0)
-        kept = stack[cut : count - cut] if how == "trimmed" else stack[(count - 1) // 2 : count // 2 + 1]
-        means[name] = kept.mean(axis=0, dtype=np.float64)
+        middle = stack[cut : count - cut] if how == "trimmed" else stack[(count - 1) // 2 : count // 2 + 1]
+        means[name] = middle.mean(axis=0, dtype=np.float64)
     return means
 
 

@@ -144,14 +144,14 @@ def read_parts(record: Mapping[str, Any], keys: Collection[str] = ()) -> tuple[W
     known = Word(word)
     kind = _text(record, "type")
     klass = getattr(errors, kind, None) or getattr(builtins, kind, None)
-    shown = kind if isinstance(klass, type) and _is_public(klass) else "Exception"
+    kind_name = kind if isinstance(klass, type) and _is_public(klass) else "Exception"
     key = _text(record, "key")
     about = f"{known}: {key}" if key in {*shared_keys(), *keys} else str(known)
     code = _text(record, "code")
     where = f", code {code} in its node.log" if _CODE.match(code) else ""
     client = name if NAME.match(name := _text(record, "client")) else "?"
     raised = klass if isinstance(klass, type) and _is_public(klass) and issubclass(klass, SepalError) else SepalError
-    return known, raised(f"{client}: {about}", SENTENCES[known], f"{shown}{where}")
+    return known, raised(f"{client}: {about}", SENTENCES[known], f"{kind_name}{where}")
 
 
 def _text(record: Mapping[str, Any], part: str) -> str:

@@ -117,8 +117,8 @@ def text(head: ConfigRecord, key: str, most: int = 256) -> str:
     """Return the text at ``key``, of at most ``most`` characters."""
     value = head.get(key)
     if not isinstance(value, str) or len(value) > most:
-        shown = value if isinstance(value, str) else type(value).__name__
-        raise ProtocolError(key, f"text of at most {most} characters", shown)
+        got_text = value if isinstance(value, str) else type(value).__name__
+        raise ProtocolError(key, f"text of at most {most} characters", got_text)
     return value
 
 

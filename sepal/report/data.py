@@ -86,9 +86,9 @@ def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
 def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield the points of full evaluations, and of the rounds between, whose mean is over their own clients alone."""
     for view in _stored(comparison):
-        shown = _shown(variant, view)
-        full = _by_round(result.points(shown) for result in variant.results)
-        between = _by_round(result.sampled(_just_trained(shown)) for result in variant.results)
+        deployed_view = _shown(variant, view)
+        full = _by_round(result.points(deployed_view) for result in variant.results)
+        between = _by_round(result.sampled(_just_trained(deployed_view)) for result in variant.results)
         for kind, rounds in (("sampled", between), ("full", full)):
             for at in _thinned(sorted(rounds)):
                 points, (number, completed) = rounds[at], at
@@ -99,7 +99,7 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     low, high = max(0.0, low), min(1.0, high)
                 yield {
                     "view": view,
-                    "stand_in": shown != view,
+                    "stand_in": deployed_view != view,
                     "kind": kind,
                     "round": number,
                     "at": f"closing, after round {number}" if completed == number else f"round {number}",
@@ -141,8 +141,8 @@ def _thinned(rounds: Sequence[At]) -> Sequence[At]:
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield each client's accuracy in each view, and beside it the client's accuracy with the yardsticks."""
     for view in views(comparison):
-        shown = _shown(variant, view)
-        accuracy, measure = variant.first.clients(shown), variant.measure
+        deployed_view = _shown(variant, view)
+        accuracy, measure = variant.first.clients(deployed_view), variant.measure
         beside = {
             yardstick.label: yardstick.first.clients(_shown(yardstick, view))
             for yardstick in comparison.variants(variant.cell)
@@ -213,8 +213,8 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
             for label, difference in comparison.differences(cell, view):
                 mean, half = difference.mean, difference.spread or 0.0
                 row = {"mean": mean, "low": mean - half, "high": mean + half}
-                shown = {name: comparison.measure.rounded(value) for name, value in row.items()}
-                yield {"cell": cell, "view": view, "pair": label, **shown}
+                rounded_row = {name: comparison.measure.rounded(value) for name, value in row.items()}
+                yield {"cell": cell, "view": view, "pair": label, **rounded_row}
 
 
 def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:

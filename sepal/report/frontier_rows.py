@@ -42,7 +42,7 @@ def standing_rows(standings: Sequence[Standing], measure: Measure, wide: bool) -
         wide: Whether the axis is logarithmic: then runs without messages are drawn left of the least size.
     """
     sizes = [standing.entry.megabytes for standing in standings if standing.entry.megabytes > 0] or [1.0]
-    left = min(sizes) / MARGIN if wide else 0.0
+    margin = min(sizes) / MARGIN if wide else 0.0
     last = None
     for standing in standings:
         size, (low, high) = float(f"{standing.entry.megabytes:.5g}"), standing.entry.bar
@@ -54,7 +54,7 @@ def standing_rows(standings: Sequence[Standing], measure: Measure, wide: bool) -
             "rival": standing.rival,
             "mb": size,
         }
-        row |= {"x": size or left, **{key: measure.rounded(value) for key, value in values.items()}}
+        row |= {"x": size or margin, **{key: measure.rounded(value) for key, value in values.items()}}
         last = row if standing.frontier else last
         yield row
     if last:

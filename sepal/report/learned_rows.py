@@ -64,7 +64,7 @@ def learned(comparison: Comparison) -> dict[str, Rows]:
 
 def readers(method: str) -> Mapping[str, Reader]:
     """Return a method's readers by kind; none for a method that is not installed here."""
-    return registry.get(method).learned if method in registry.table() else {}
+    return registry.description(method).learned if method in registry.table() else {}
 
 
 def read(path: Path, kind: str, allowed: Allowed = NOTHING, most: int = 0) -> Any:
@@ -86,6 +86,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING, most: int = 0) -> An
     if kind not in kinds:
         methods = (name for name in registry.names() if kind in readers(name))
         raise ConfigError("run", f"the directory of a run of {' or '.join(methods)}", str(path))
+    _check_has_checkpoint(path)  # before torch is imported for the run's parts
     assembly, reader = _assembled(path, allowed), kinds[kind]
     progress = _newest(path, assembly)
     from sepal.export.stored_states import newest_state  # it imports torch, which most reports do not need
@@ -136,7 +137,16 @@ def _newest(path: Path, assembly: Assembly) -> RunState:
     for file in reversed(checkpoints_of(path)):
         with suppress(DamagedError):
             return read_checkpoint(file, assembly.method.server_state)
-    raise ConfigError("run", "a run with a checkpoint", str(path))
+    raise _no_checkpoint(path)
+
+
+def _check_has_checkpoint(path: Path) -> None:
+    if not checkpoints_of(path):
+        raise _no_checkpoint(path)
+
+
+def _no_checkpoint(path: Path) -> ConfigError:
+    return ConfigError("run", "a run with a checkpoint", str(path))
 
 
 def masks(path: Path, allowed: Allowed = NOTHING, most: int = 0) -> dict[str, Any]:

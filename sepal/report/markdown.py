@@ -24,9 +24,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
     rows = list(rows)
     if not rows:
         return
-    kept = [n for n in range(len(header)) if n == 0 or any(row[n] != NONE for row in rows)]
+    columns = [n for n in range(len(header)) if n == 0 or any(row[n] != NONE for row in rows)]
     for row in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(row[n] for n in kept)} |".replace("\n", " ")
+        yield f"| {' | '.join(row[n] for n in columns)} |".replace("\n", " ")
     yield ""
 
 

@@ -76,8 +76,8 @@ def _figures(variant: Variant) -> str:
     """Return a variant's metric and cost: ``93.1 % with 1.31 MB``."""
     mean = variant.accuracy("deployed")
     measure = variant.measure
-    shown = f"{measure.number(mean.mean)} {measure.unit}".rstrip() if mean else ""
-    return f"{shown} with {_sent(variant)} MB"
+    value_text = f"{measure.number(mean.mean)} {measure.unit}".rstrip() if mean else ""
+    return f"{value_text} with {_sent(variant)} MB"
 
 
 def _is_clear(first: Variant, second: Variant) -> bool:
@@ -142,14 +142,14 @@ def on_frontier(standings: Sequence[Standing]) -> str:
         return (
             f"{words} {'One seed is' if seeds == 1 else f'{seeds} seeds are'} too few to tell differences from noise."
         )
-    pairs = [(left, right) for left, right in pairwise(best) if within_noise(left, right)]
+    pairs = [(better, worse) for better, worse in pairwise(best) if within_noise(better, worse)]
     if len(best) == 1:
         return words
     if len(pairs) == len(best) - 1:
         return f"{words} {_THE_DIFFERENCES[len(pairs) > 1]} within noise."
     if not pairs:
         return f"{words} {_THE_DIFFERENCES[len(best) > 2]} clear."
-    noise = ", ".join(f"{left.label} and {right.label}" for left, right in pairs)
+    noise = ", ".join(f"{better.label} and {worse.label}" for better, worse in pairs)
     return f"{words} Within noise of each other: {noise}."
 
 

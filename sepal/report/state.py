@@ -34,16 +34,16 @@ def progress(result: RunResult, now: float) -> str:
     rounds, lines = result.rounds, result.stored.lines
     if not lines:
         return f"starting, round 0 of {rounds}; the line begins when round 1 ends. {first_point(result.stored.config)}"
-    done, last = min(int(lines[-1]["round"]), rounds), lines[-1]
+    rounds_over, last = min(int(lines[-1]["round"]), rounds), lines[-1]
     took = [line["seconds"]["total"] + line["seconds"]["server"] for line in lines[-RECENT:]]
     pace = sum(took) / len(took)
     quiet = now - (result.stored.path / "metrics.jsonl").stat().st_mtime
-    parts = [f"round {done} of {rounds}"]
+    parts = [f"round {rounds_over} of {rounds}"]
     if quiet > max(SILENT, RECENT * pace):
         parts.insert(0, f"no round for {_span(quiet)}: perhaps it was stopped")
     else:
         parts.insert(0, "running")
-        parts.append(f"about {_span(pace * (rounds + 1 - done))} left")
+        parts.append(f"about {_span(pace * (rounds + 1 - rounds_over))} left")
     of = result.stored.config["clients"] or last.get("population", 0)
     parts.append(f"{len(last['clients'])} of {of} clients present in the last round")
     return ", ".join(parts)

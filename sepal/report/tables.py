@@ -95,8 +95,8 @@ def printable(text: object) -> str:
 
 def headline(run: StoredRun) -> str:
     """Return one line with the run's name, configuration and progress."""
-    config, done = run.config, sum(line["phase"] != "closing" for line in run.lines)
-    state = "complete" if run.summary is not None else f"at round {done}"
+    config, rounds_over = run.config, sum(line["phase"] != "closing" for line in run.lines)
+    state = "complete" if run.summary is not None else f"at round {rounds_over}"
     rounds = f"{config['rounds']} rounds"
     if run.summary and run.summary.get("stopped"):
         rounds = f"{run.summary['rounds']} of at most {rounds}"
@@ -134,8 +134,8 @@ def spaced(lines: Sequence[Line], most: int) -> list[Line]:
     if len(lines) <= most:
         return list(lines)
     step = next(size for size in _round_numbers() if len(lines) / size <= most)
-    kept = [line for line in lines[1:-1] if line["round"] % step == 0]
-    return [lines[0], *kept, lines[-1]]
+    shown_lines = [line for line in lines[1:-1] if line["round"] % step == 0]
+    return [lines[0], *shown_lines, lines[-1]]
 
 
 def _round_numbers() -> Iterator[int]:

@@ -66,14 +66,14 @@ def keep_until(path: Path, last: int) -> None:
     """Keep the lines before the first that is incomplete or belongs to a round after ``last``."""
     if not path.exists():
         return
-    kept, size = 0, path.stat().st_size
+    bytes_read, size = 0, path.stat().st_size
     with open(path, "rb") as file:
         for line in file:
             if not line.endswith(b"\n") or not _is_of(line, last):
                 break
-            kept += len(line)
-    if kept < size:
-        os.truncate(path, kept)  # a single system call, so a kill leaves no state in between
+            bytes_read += len(line)
+    if bytes_read < size:
+        os.truncate(path, bytes_read)  # a single system call, so a kill leaves no state in between
 
 
 def _is_of(line: bytes, last: int) -> bool:

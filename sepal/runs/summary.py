@@ -41,7 +41,7 @@ def summarise(
         engine: Name of the engine.
         rounds: The most rounds that the run might have had, without the closing round.
     """
-    config, done = assembly.setup.config, progress.round - 1
+    config, rounds_over = assembly.setup.config, progress.round - 1
     clients_sha256 = digest_clients(report.digests)
     algorithm = assembly.method.make_server(assembly.setup)
     return {
@@ -52,9 +52,9 @@ def summarise(
         "dataset": config.dataset,
         "model": config.model,
         "engine": engine,
-        "rounds": done,
+        "rounds": rounds_over,
         "limit": rounds,
-        "stopped": asdict(report.stopped) if report.stopped and done < rounds else None,
+        "stopped": asdict(report.stopped) if report.stopped and rounds_over < rounds else None,
         "seed": config.seed,
         "clients": len(progress.roster),
         **({"data_changed": sorted(progress.began)} if progress.began else {}),
@@ -155,12 +155,12 @@ def commit() -> str:
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True, encoding="utf-8"
         )
     except (OSError, subprocess.SubprocessError):  # no git, or a checkout of another user
         return ""
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def processor() -> str:

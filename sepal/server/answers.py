@@ -93,8 +93,8 @@ def check_reply(
         if growth is None:
             raise ChangedDataError.of(client.name, client.data, reply.client.data)
         client = growth.check(client, reply.client)
-    kept = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
-    reached = version(order.plan.round, order.base, download, content.digest()) if kept else ""
+    has_state = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
+    reached = version(order.plan.round, order.base, download, content.digest()) if has_state else ""
     expected = Reply(order.run, order.plan.round, order.kind, client, order.base, download, reached)
     pairs = {f"client.{key}": (value, getattr(reply.client, key)) for key, value in vars(client).items()}
     for key in ("run", "round", "kind", "base", "download", "version"):

@@ -193,12 +193,12 @@ def capacity_groups(record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> dict
 
 def _best(best: Mapping[str, Best], round: int, figures: RoundFigures, measure: Measure) -> dict[str, Best]:
     """Keep the round with the best validation mean; the pooled view uses the trained model's."""
-    kept = dict(best)
+    copied = dict(best)
     for view in CLOSING_VIEWS:
         chosen, test = figures.validation["trained" if view == "pooled" else view], figures.test[view]
-        if chosen and test and (view not in kept or measure.better(chosen["mean"], kept[view].validation)):
-            kept[view] = Best(round, test["mean"], chosen["mean"])
-    return kept
+        if chosen and test and (view not in copied or measure.better(chosen["mean"], copied[view].validation)):
+            copied[view] = Best(round, test["mean"], chosen["mean"])
+    return copied
 
 
 def populations(clients: int, novel: int) -> dict[str, int]:

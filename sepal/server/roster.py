@@ -380,8 +380,8 @@ def simulation_hint(needed: int, present: int) -> str:
     address = os.environ.get("RAY_ADDRESS", "local")
     if not present and address != "local":  # without it, Sepal starts a Ray of its own (sepal.client_app.simulation)
         file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-        left = f", and {file} names one that may have been left behind" if file.exists() else ""
-        return f" (RAY_ADDRESS is {address}, another cluster of Ray{left}: `ray stop` ends it; or unset RAY_ADDRESS)"
+        hint = f", and {file} names one that may have been left behind" if file.exists() else ""
+        return f" (RAY_ADDRESS is {address}, another cluster of Ray{hint}: `ray stop` ends it; or unset RAY_ADDRESS)"
     return f" (Flower's simulation: --federation-config 'num-supernodes={needed}')" if needed else ""
 
 

@@ -113,8 +113,8 @@ class Stopping:
     def _plateau(self) -> Stopped:
         measure = self.scoring.measure
         last = f"since {measure.text(self.best)} in round {self.risen}"
-        moved = "risen" if measure.higher else "fallen"
-        words = f"validation {measure.name} ({self.view}, mean of {POINTS} points) has not {moved} {last}"
+        verb = "risen" if measure.higher else "fallen"
+        words = f"validation {measure.name} ({self.view}, mean of {POINTS} points) has not {verb} {last}"
         return Stopped("stop-after", words)
 
     def stopped_by_caller(self) -> Stopping:

@@ -80,8 +80,8 @@ def searched_rate(flat: Mapping[str, Any], workers: int = 0) -> Rate:
     if best is None:
         got = one_line(str(failure) if failure else "none", 200)
         raise ConfigError("lr", f"a search in which one of {len(values)} trials has a validation {measure.name}", got)
-    shown = ((_rate(middle, power), values[power]) for power in sorted(values))
-    words = ", ".join(f"{rate:g}: {'-' if value is None else measure.text(value)}" for rate, value in shown)
+    rates = ((_rate(middle, power), values[power]) for power in sorted(values))
+    words = ", ".join(f"{rate:g}: {'-' if value is None else measure.text(value)}" for rate, value in rates)
     chosen = _rate(middle, best)
     return Rate(chosen, f"lr = {chosen:g}: searched in {rounds} rounds, {measure.name} on validation data: {words}")
 

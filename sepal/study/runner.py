@@ -61,18 +61,18 @@ def run_needed(
     try:
         while True:
             late = time.monotonic() - begun > hours * 3600
-            left = [] if late else [run for run in needed() if name(run) not in started]
-            for index, run in enumerate(left):
+            missing_runs = [] if late else [run for run in needed() if name(run) not in started]
+            for index, run in enumerate(missing_runs):
                 if len(going) >= jobs or (most and len(started) >= most):
                     break
                 if name(run) not in started:
                     started.add(name(run))
-                    going.append((run, workers.start(run, min(jobs, len(left) - index + len(going)))))
+                    going.append((run, workers.start(run, min(jobs, len(missing_runs) - index + len(going)))))
             if not going:
                 return
-            while not (done := list(workers.ended([task for _, task in going]))):
+            while not (ended_tasks := list(workers.ended([task for _, task in going]))):
                 pass
-            for pair in [pair for pair in going if any(pair[1] is task for task in done)]:
+            for pair in [pair for pair in going if any(pair[1] is task for task in ended_tasks)]:
                 going.remove(pair)
                 yield pair
     finally:

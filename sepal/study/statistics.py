@@ -11,12 +11,14 @@ data; in the received view for a method that deploys it, and otherwise in the tr
 clients are left out where there are enough others: in these, some methods tune the trained model further. The mean of
 the last tenth of the points is compared with that of the tenth before, of at least three points each. A curve is still
 rising if the difference is above half a point (half a per cent of a metric that is no share; of one that falls as it
-gets better, a rise is a fall) and above twice its standard error, which comes from the scatter within
-the two tenths. Over several seeds, differences are averaged. With fewer than six points there is no verdict.
+gets better, a rise is a fall) and above twice its standard error: that of the scatter within the two tenths, less what
+a steady rise of this size puts there, as a steep curve is not a noisy one. Over several seeds, differences are
+averaged. With fewer than six points there is no verdict.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -220,7 +222,7 @@ class Rise:
 
     Attributes:
         mean: Mean of the last points minus that of as many before them, as a fraction.
-        error: Its standard error.
+        error: Its standard error by the scatter within the two windows, to which the rise itself adds.
         points: Number of points in each mean.
         least: What it must be above to count.
     """
@@ -231,9 +233,23 @@ class Rise:
     least: float = LEAST_RISE
 
     @property
+    def noise(self) -> float:
+        """The standard error without what a steady rise adds to the scatter.
+
+        A line of slope s has in a window of n points the variance s² n (n + 1) / 12, and between the means of two
+        windows the difference n s = mean. Two such variances, over n, are mean² (n + 1) / (6 n²).
+        """
+        return math.sqrt(max(0.0, self.error**2 - _of_a_line(self.mean, self.points)))
+
+    @property
     def goes_on(self) -> bool:
         """Whether the curve counts as still rising."""
-        return self.mean > self.least and self.mean > ERRORS * self.error
+        return self.mean > self.least and self.mean > ERRORS * self.noise
+
+
+def _of_a_line(mean: float, points: int) -> float:
+    """Return what a steady rise by ``mean`` from one window to the next adds to the square of the error."""
+    return mean**2 * (points + 1) / (6 * points**2)
 
 
 def rise(lines: Sequence[Line], deployed: str) -> Rise | None:
@@ -262,15 +278,16 @@ def rise(lines: Sequence[Line], deployed: str) -> Rise | None:
 
 def mean_rise(rises: Sequence[Rise | None]) -> Rise | None:
     """Return the mean rise over the runs that have one; None if there is none."""
-    known_rises = [curve_rise for curve_rise in rises if curve_rise]
-    if not known_rises:
+    judged = [curve_rise for curve_rise in rises if curve_rise]
+    if not judged:
         return None
-    error = np.sqrt(sum(curve_rise.error**2 for curve_rise in known_rises)) / len(known_rises)
+    noise = math.sqrt(sum(curve_rise.noise**2 for curve_rise in judged)) / len(judged)
     mean, least = (
         float(np.mean(values))
-        for values in zip(*((curve_rise.mean, curve_rise.least) for curve_rise in known_rises), strict=True)
+        for values in zip(*((curve_rise.mean, curve_rise.least) for curve_rise in judged), strict=True)
     )
-    return Rise(mean, float(error), max(curve_rise.points for curve_rise in known_rises), least)
+    points = max(curve_rise.points for curve_rise in judged)
+    return Rise(mean, math.sqrt(noise**2 + _of_a_line(mean, points)), points, least)
 
 
 def _means(lines: Sequence[Line], kind: str, view: str) -> list[float]:

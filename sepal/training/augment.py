@@ -24,13 +24,13 @@ def crop_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     black.
     """
     count, _, height, width = x.shape
-    top, left = (rng.integers(0, 2 * PADDING + 1, (count, 1)) for _ in range(2))
-    rows, columns = top + np.arange(height), left + np.arange(width)
+    top, first_column = (rng.integers(0, 2 * PADDING + 1, (count, 1)) for _ in range(2))
+    rows, columns = top + np.arange(height), first_column + np.arange(width)
     columns = np.where(rng.random((count, 1)) < 0.5, columns[:, ::-1], columns)
-    down, right = torch.from_numpy(rows).to(x.device), torch.from_numpy(columns).to(x.device)
+    down, across = torch.from_numpy(rows).to(x.device), torch.from_numpy(columns).to(x.device)
     number = torch.arange(count, device=x.device)[:, None, None]
     padded = functional.pad(x, (PADDING,) * 4).movedim(1, -1)
-    return padded[number, down[:, :, None], right[:, None, :]].movedim(-1, 1).contiguous()
+    return padded[number, down[:, :, None], across[:, None, :]].movedim(-1, 1).contiguous()
 
 
 def augmentation(target: str, examples: torch.Tensor) -> Augment | None:

@@ -49,12 +49,12 @@ class DeviceSteps:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All that it keeps from step to step."""
-        return [self._count, *(tensor for kept in self._kept.values() for tensor in kept)]
+        return [self._count, *(tensor for moments in self._kept.values() for tensor in moments)]
 
     @torch.no_grad()
     def begin(self, optimizer: Optimizer) -> bool:
         """Take over rates and state of another optimizer of the same parameters; return whether that can be done."""
-        counts = {float(kept[Adam.STEP]) for kept in optimizer.state.values() if Adam.STEP in kept}
+        counts = {float(moments[Adam.STEP]) for moments in optimizer.state.values() if Adam.STEP in moments}
         if len(counts) > 1 or (counts and len(optimizer.state) < len(self._kept)):
             return False  # Adam whose parameters have made different numbers of steps
         self._count.fill_(max(counts, default=0.0))
@@ -69,9 +69,9 @@ class DeviceSteps:
     def end(self, optimizer: Optimizer) -> None:
         """Give another optimizer of the same parameters a copy of what is kept."""
         for parameter in self._updated:
-            kept = self._kept[parameter]
-            if kept:
-                state = {key: tensor.clone() for key, tensor in zip(optimizer.KEPT, kept, strict=False)}
+            moments = self._kept[parameter]
+            if moments:
+                state = {key: tensor.clone() for key, tensor in zip(optimizer.KEPT, moments, strict=False)}
                 if self._adam:
                     state[Adam.STEP] = self._count.to("cpu", torch.float32)
                 optimizer.state[parameter] = state
@@ -110,24 +110,26 @@ class DeviceSteps:
             self._updated |= {parameter for parameter, _ in pairs}
             if group.weight_decay:
                 gradients = list(torch._foreach_add(gradients, parameters, alpha=group.weight_decay))
-            kept = [self._kept[parameter] for parameter, _ in pairs]
-            moves = self._adam_moves(group, gradients, kept) if self._adam else self._moves(group, gradients, kept)
+            moments = [self._kept[parameter] for parameter, _ in pairs]
+            moves = (
+                self._adam_moves(group, gradients, moments) if self._adam else self._moves(group, gradients, moments)
+            )
             torch._foreach_add_(parameters, moves)
 
     def _moves(
-        self, group: _Group, gradients: list[torch.Tensor], kept: Sequence[tuple[torch.Tensor, ...]]
+        self, group: _Group, gradients: list[torch.Tensor], moments: Sequence[tuple[torch.Tensor, ...]]
     ) -> list[torch.Tensor]:
         if group.momentum:
-            buffers = [state[0] for state in kept]
+            buffers = [state[0] for state in moments]
             torch._foreach_mul_(buffers, group.momentum)
             torch._foreach_add_(buffers, gradients)
             gradients = buffers
         return list(torch._foreach_mul(gradients, (-group.rate).float()))
 
     def _adam_moves(
-        self, group: _Group, gradients: list[torch.Tensor], kept: Sequence[tuple[torch.Tensor, ...]]
+        self, group: _Group, gradients: list[torch.Tensor], moments: Sequence[tuple[torch.Tensor, ...]]
     ) -> list[torch.Tensor]:
-        means, squares = [state[0] for state in kept], [state[1] for state in kept]
+        means, squares = [state[0] for state in moments], [state[1] for state in moments]
         first, second = BETAS
         torch._foreach_lerp_(means, gradients, 1 - first)
         torch._foreach_mul_(squares, second)

@@ -194,13 +194,13 @@ def score(predictor: Predictor, x: Part, y: Part) -> dict[str, float]:
     """
     if not len(y):
         return {}
-    right, loss = 0, 0.0
+    correct, loss = 0, 0.0
     with torch.no_grad():
         for inputs, labels in split(x, y):
             logits = predictor(inputs)
-            right += int((logits.argmax(1) == labels).sum())
+            correct += int((logits.argmax(1) == labels).sum())
             loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-    return {"correct": float(right), "examples": float(len(y)), "loss": loss}
+    return {"correct": float(correct), "examples": float(len(y)), "loss": loss}
 
 
 def share(task: Task, predictor: Predictor, x: Part, y: Part) -> float:

@@ -59,15 +59,15 @@ class Meeting:
         members = [
             _Member(action, networks, self._threads) for action, networks in zip(actions, self._networks, strict=False)
         ]
-        left = members
+        training_members = members
         try:
-            while left:
-                for member in left:
+            while training_members:
+                for member in training_members:
                     member.go_on()
-                left = [member for member in left if member.job is not None]
-                self._train(left)
+                training_members = [member for member in training_members if member.job is not None]
+                self._train(training_members)
         finally:
-            for member in left:
+            for member in training_members:
                 member.dismiss()
         return [member.result for member in members]
 

@@ -82,10 +82,10 @@ def read_state(optimizer: Optimizer, module: nn.Module) -> dict[str, npt.NDArray
     """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     return {
-        f"{key}/{names[parameter]}": kept[key].detach().cpu().numpy().astype(np.float32)
-        for parameter, kept in optimizer.state.items()
+        f"{key}/{names[parameter]}": moments[key].detach().cpu().numpy().astype(np.float32)
+        for parameter, moments in optimizer.state.items()
         for key in optimizer.KEPT
-        if kept.get(key) is not None
+        if moments.get(key) is not None
     }
 
 

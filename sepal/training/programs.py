@@ -163,18 +163,18 @@ class Programs:
         longest, most = max(len(batch) for _, batch in rows), job.trainer.config.batch_size
         size = max(longest, min(most, _room(longest, 1))) if filled else max(longest, most)
         shape = ProgramShape(size, _room(len(rows), LEAST_ROWS), _room(len(job.trainer.y), LEAST_ROWS), filled)
-        kept, key = networks[0].programs, (common, shape)
-        program: Program | None = kept.pop(key, None)
+        known_programs, key = networks[0].programs, (common, shape)
+        program: Program | None = known_programs.pop(key, None)
         if program is None or not program.fits(job):
             program = Program(job, networks, shape, self._record)
-        kept[key] = program
-        programs = [old_key for old_key, program in kept.items() if program is not None]
+        known_programs[key] = program
+        programs = [old_key for old_key, program in known_programs.items() if program is not None]
         for old_key in programs[:-MOST_PROGRAMS]:
-            del kept[old_key]
+            del known_programs[old_key]
         try:
             return program.begin(job, rows)
         except BaseException:
-            kept.pop(key, None)
+            known_programs.pop(key, None)
             raise
 
 
@@ -533,8 +533,8 @@ def _kind(job: Job) -> Hashable:
     parts = tuple((tuple(part.shape[1:]), part.dtype) for part in _data(trainer))
     config, task = trainer.config, trainer.task
     loss = id(task), trainer.class_weights is None, config.label_smoothing, config.precision
-    kept = type(optimizer), optimizer.most_norm
-    return type(module), str(module), groups, free, modes, hooks, tensors, parts, loss, kept, trainer.device
+    optimizer_kind = type(optimizer), optimizer.most_norm
+    return type(module), str(module), groups, free, modes, hooks, tensors, parts, loss, optimizer_kind, trainer.device
 
 
 def _can_be_filled(job: Job) -> bool:

@@ -68,11 +68,11 @@ class SGD(Optimizer):
     def update(self, parameter: nn.Parameter, gradient: torch.Tensor, group: Mapping[str, Any]) -> None:
         """Update one parameter in place."""
         if group["momentum"]:
-            kept = self.state.setdefault(parameter, {})
-            if "momentum_buffer" in kept:
-                gradient = kept["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+            moments = self.state.setdefault(parameter, {})
+            if "momentum_buffer" in moments:
+                gradient = moments["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
             else:
-                gradient = kept["momentum_buffer"] = gradient.clone()
+                gradient = moments["momentum_buffer"] = gradient.clone()
         parameter.add_(gradient, alpha=-group["lr"])
 
 
@@ -84,15 +84,15 @@ class Adam(Optimizer):
 
     def update(self, parameter: nn.Parameter, gradient: torch.Tensor, group: Mapping[str, Any]) -> None:
         """Update one parameter in place."""
-        kept = self.state.setdefault(parameter, {})
-        if not kept:
-            kept |= {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-            kept[self.STEP] = torch.tensor(0.0)
-        kept[self.STEP] += 1
+        moments = self.state.setdefault(parameter, {})
+        if not moments:
+            moments |= {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            moments[self.STEP] = torch.tensor(0.0)
+        moments[self.STEP] += 1
         first, second = BETAS
-        kept["exp_avg"].lerp_(gradient, 1 - first)
-        kept["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        steps = kept[self.STEP].item()
+        moments["exp_avg"].lerp_(gradient, 1 - first)
+        moments["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        steps = moments[self.STEP].item()
         scale = math.sqrt(1 - second**steps)
-        denominator = (kept["exp_avg_sq"].sqrt() / scale).add_(EPSILON)
-        parameter.addcdiv_(kept["exp_avg"], denominator, value=-(group["lr"] / (1 - first**steps)))
+        denominator = (moments["exp_avg_sq"].sqrt() / scale).add_(EPSILON)
+        parameter.addcdiv_(moments["exp_avg"], denominator, value=-(group["lr"] / (1 - first**steps)))

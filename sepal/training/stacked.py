@@ -192,7 +192,7 @@ class _Stack:
         before, after = (self._hook(which) for which in ("before_step", "after_step"))
         optimizer = StackedSteps([job.optimizer for job in self.jobs], self.trained, self.device)
         has_epoch_hook = [job.hooks.after_epoch is not no_epoch for job in self.jobs]
-        kept = {name: value.clone() for name, value in self.values.items()} if any(has_epoch_hook) else {}
+        values_before = {name: value.clone() for name, value in self.values.items()} if any(has_epoch_hook) else {}
         total = torch.zeros(len(self.jobs), device=self.device)
         count, leaves = 0, Tensors()
         try:
@@ -212,8 +212,8 @@ class _Stack:
                         self._write(client, self.values)
                         self.jobs[client].hooks.after_epoch(self.jobs[client].module, self._rows[client][step][0])
         except BaseException:
-            for client in range(len(self.jobs) if kept else 0):
-                self._write(client, kept)
+            for client in range(len(self.jobs) if values_before else 0):
+                self._write(client, values_before)
             raise
         for client in range(len(self.jobs)):
             self._write(client, self.values)

@@ -36,16 +36,16 @@ def ones(data: Bytes, start: int, count: int, key: str) -> Index:
         WireError: The number of set bits is not ``count``.
     """
     positions = np.empty(count, np.int64)
-    done = 0
+    written = 0
     for at in range(start >> 3, data.size, BLOCK):
         bits = np.unpackbits(data[at : at + BLOCK], bitorder="little").view(np.bool_)
         if 8 * at < start:
             bits[: start & 7] = False
         block_positions = np.flatnonzero(bits)
-        if done + block_positions.size > count:
+        if written + block_positions.size > count:
             raise WireError(key, f"{count} set bits", "more")
-        np.add(block_positions, 8 * at - start, out=positions[done : done + block_positions.size])
-        done += block_positions.size
-    if done < count:
-        raise WireError(key, f"{count} set bits", str(done))
+        np.add(block_positions, 8 * at - start, out=positions[written : written + block_positions.size])
+        written += block_positions.size
+    if written < count:
+        raise WireError(key, f"{count} set bits", str(written))
     return positions

@@ -121,8 +121,8 @@ class FedDSTServer(ServerBase[ServerState]):
             return state, {}
         masks = dict(state.masks)
         if plan.scalars["fraction"]:
-            kept = budgets(self.setup)
-            masks = {name: largest(covered.mean[name], k, covered.holders[name] > 0) for name, k in kept.items()}
+            counts = budgets(self.setup)
+            masks = {name: largest(covered.mean[name], k, covered.holders[name] > 0) for name, k in counts.items()}
         weights = {name: mean.astype(np.float32) for name, mean in covered.mean.items()}
         grown = sum(int((masks[name] & ~state.masks[name]).sum()) for name in masks)
         return ServerState(masked(weights, masks), masks), {"grown": float(grown)}
@@ -190,8 +190,8 @@ class FedDSTClient(FedAvgClient):
             after = min(self.hyper.train_after, epochs - 1)
             model, gradient = self._fit(start, masks, plan, epochs - after)
             pruned = {name: prune(model[name], mask, fraction) for name, mask in masks.items()}
-            moved = {n: int(mask.sum()) - int(pruned[n].sum()) for n, mask in masks.items()}
-            masks = {name: regrow(gradient[name], mask, moved[name]) for name, mask in pruned.items()}
+            grown = {n: int(mask.sum()) - int(pruned[n].sum()) for n, mask in masks.items()}
+            masks = {name: regrow(gradient[name], mask, grown[name]) for name, mask in pruned.items()}
             model = masked(model, pruned)
             if after:
                 model, _ = self._fit(model, masks, plan, after, "after")

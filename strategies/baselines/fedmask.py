@@ -114,8 +114,8 @@ class MaskedParts:
         units, entries = unpack(structure, self.units), {}
         for p in self.masked:
             shape = [-1 if axis == self.axis.get(p.name) else 1 for axis in range(len(p.shape))]
-            kept = units[p.name].reshape(shape) if p.name in units else np.ones((), np.bool_)
-            entries[p.name] = np.broadcast_to(kept, p.shape)
+            unit_mask = units[p.name].reshape(shape) if p.name in units else np.ones((), np.bool_)
+            entries[p.name] = np.broadcast_to(unit_mask, p.shape)
         return entries
 
     def chosen(self, scores: Weights) -> Packed:

@@ -124,17 +124,17 @@ class FedSCRServer(FedAvgServer):
         """Update W ← W + Σ n_i·u_i / Σ n_i."""
         parts = trained(self.setup.layout)
         mean = sparse_mean(uploads, {p.name: p.shape for p in parts}, self.weigh, self.robust)
-        moved = {p.name: (state.weights[p.name] + mean[p.name]).astype(np.float32) for p in parts}
+        new_weights = {p.name: (state.weights[p.name] + mean[p.name]).astype(np.float32) for p in parts}
         fixed = weighted_mean(
             uploads, state.weights, [p.name for p in statistics(self.setup.layout)], robust=self.robust
         )
-        return ServerState({p.name: {**moved, **fixed}[p.name] for p in self.setup.layout}), {}
+        return ServerState({p.name: {**new_weights, **fixed}[p.name] for p in self.setup.layout}), {}
 
 
 def _within(shape: tuple[int, ...], size: int, most: int) -> SpecLike:
     def spec(decoded: Mapping[str, SparseTensor]) -> TensorSpec:
-        left = most - sum(tensor.nnz for tensor in decoded.values())
-        return TensorSpec(shape, max_count=max(0, min(size, left)))
+        entries_left = most - sum(tensor.nnz for tensor in decoded.values())
+        return TensorSpec(shape, max_count=max(0, min(size, entries_left)))
 
     return spec
 

@@ -129,8 +129,8 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
         """Return the state without the embeddings of evicted clients."""
         gone = {EMBEDDING + name for name in names}
-        kept = ({n: a for n, a in part.items() if n not in gone} for part in (state.weights, state.momentum))
-        return ServerState(*kept)
+        remaining = ({n: a for n, a in part.items() if n not in gone} for part in (state.weights, state.momentum))
+        return ServerState(*remaining)
 
     def first(self, client: str) -> npt.NDArray[np.float32]:
         """Return a client's first embedding."""

@@ -48,8 +48,8 @@ class PFedMeServer(FedAvgServer):
     def update(self, state: ServerState, mean: Weights) -> ServerState:
         """W ← (1 - β)·W + β·mean; statistics are the mean, because beyond it a variance may be below 0."""
         keep, take = np.float32(1 - self.hyper.beta), np.float32(self.hyper.beta)
-        moved = {p.name: keep * state.weights[p.name] + take * mean[p.name] for p in trained(self.layout)}
-        return ServerState({**mean, **moved})
+        new_weights = {p.name: keep * state.weights[p.name] + take * mean[p.name] for p in trained(self.layout)}
+        return ServerState({**mean, **new_weights})
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
 
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
         """Return the state without evicted clients, so that no client shares filters with them."""
-        filters = {name: kept for name, kept in state.filters.items() if name not in names}
+        filters = {name: chosen for name, chosen in state.filters.items() if name not in names}
         importance = {name: array for name, array in state.importance.items() if name not in names}
         return replace(state, filters=filters, importance=importance)
 
@@ -208,9 +208,9 @@ class TailorServer(Tailored, ServerBase[ServerState]):
                 new = tuned(old, similar, units, self.hyper.alpha)
             else:
                 score = norms(group, weights).reshape(-1, group.unit).sum(1)
-                new = [top(score, len(kept)) for kept in old]
-            for name, kept in zip(names, new, strict=True):
-                after[name][group.name] = kept
+                new = [top(score, len(chosen)) for chosen in old]
+            for name, chosen in zip(names, new, strict=True):
+                after[name][group.name] = chosen
         return after
 
     def model(self, state: ServerState) -> Weights:

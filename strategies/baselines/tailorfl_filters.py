@@ -47,8 +47,8 @@ def tuned(filters: list[Index], similar: npt.NDArray[np.float64], units: int, al
         alpha: Share that may move.
     """
     masks = np.zeros((len(filters), units), np.bool_)
-    for row, kept in zip(masks, filters, strict=True):
-        row[kept] = True
+    for row, chosen in zip(masks, filters, strict=True):
+        row[chosen] = True
     counts, after = masks.sum(1), []
     for i, start in enumerate(masks):
         mask, count = start.copy(), int(counts[i])

@@ -97,9 +97,9 @@ class DmPflClient(ClientBase[ClientState]):
         """Return values at m_g, as ``privacy.*`` lets them leave the client: those received plus a noised change."""
         names = list(received)
         start, end = (np.concatenate([part[name] for name in names]) for part in (received, trained))
-        moved = start + self.trainer.release(end - start, plan.round).noised
+        noised_end = start + self.trainer.release(end - start, plan.round).noised
         ends = np.cumsum([received[name].size for name in names])
-        return dict(zip(names, np.split(moved, ends[:-1]), strict=True))
+        return dict(zip(names, np.split(noised_end, ends[:-1]), strict=True))
 
     # What the client holds
 

@@ -156,10 +156,10 @@ def phases(hyper: Hyper, rounds: int) -> list[Phase]:
     round if there are fewer rounds than shares.
     """
     parts = parse_schedule(hyper.schedule) * hyper.iterations
-    total, done, by_round = sum(share for _, share in parts), 0, list[Phase]()
+    total, share_so_far, by_round = sum(share for _, share in parts), 0, list[Phase]()
     for phase, share in parts:
-        done += share
-        end = int(Fraction(rounds * done, total) + Fraction(1, 2))
+        share_so_far += share
+        end = int(Fraction(rounds * share_so_far, total) + Fraction(1, 2))
         by_round += [phase] * (end - len(by_round))
     return by_round
 

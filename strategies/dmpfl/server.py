@@ -128,15 +128,15 @@ class DmPflServer(ServerBase[ServerState]):
         old = unpack(state.global_mask, self.layout)
         masks = global_mask(state.weights, holders, len(clients), self.budget, self.hyper.agreement, old)
         new, parts = pack(masks, self.parts), self.parts
-        moved = sum(int(np.count_nonzero(masks[p.name] & ~old[p.name])) for p in parts)
-        kept = sum(int(np.count_nonzero(masks[p.name])) for p in parts)
+        entries_changed = sum(int(np.count_nonzero(masks[p.name] & ~old[p.name])) for p in parts)
+        entries = sum(int(np.count_nonzero(masks[p.name])) for p in parts)
         changed = any(not np.array_equal(new[p.name], state.global_mask[p.name]) for p in parts)
         version = plan.round if changed else state.mask_version
         after = replace(state, global_mask=new, mask_version=version)
         metrics = {
-            "global-mask.entries": float(kept),
-            "global-mask.missing": float(sum(self.budget[p.name] for p in parts) - kept),
-            "global-mask.moved": float(moved),
+            "global-mask.entries": float(entries),
+            "global-mask.missing": float(sum(self.budget[p.name] for p in parts) - entries),
+            "global-mask.moved": float(entries_changed),
         }
         overlaps = {f"overlap.{c.name}": overlap(masks, self.personal_mask(after, c.name), parts) for c in clients}
         return after, {**metrics, **overlaps, "overlap-mean": float(np.mean(list(overlaps.values())))}
@@ -175,5 +175,5 @@ def global_mask(
 def overlap(shared: Masks, personal: Masks, parts: Layout) -> float:
     """Return |m_g ∩ m_c| / |m_c| over ``parts``, the masked tensors; 1 where there are none (Figure 6)."""
     both = sum(int(np.count_nonzero(shared[p.name] & personal[p.name])) for p in parts)
-    kept = sum(int(np.count_nonzero(personal[p.name])) for p in parts)
-    return both / kept if kept else 1.0
+    entries = sum(int(np.count_nonzero(personal[p.name])) for p in parts)
+    return both / entries if entries else 1.0

@@ -105,8 +105,8 @@ def _remaining(parts: Layout, position: int, k: int) -> SpecLike:
     later = sum(following.size for following in parts[position + 1 :])
 
     def spec(decoded: Mapping[str, SparseTensor]) -> TensorSpec:
-        left = k - sum(tensor.nnz for tensor in decoded.values())
-        least, most = max(0, left - later), max(0, min(parameter.size, left))
+        entries_left = k - sum(tensor.nnz for tensor in decoded.values())
+        least, most = max(0, entries_left - later), max(0, min(parameter.size, entries_left))
         return TensorSpec(parameter.shape, min_count=least, max_count=most)
 
     return spec

@@ -136,8 +136,8 @@ class FedPSEServer(ServerBase[ServerState]):
 
     def model(self, state: ServerState) -> Weights:
         """Return W_0 + Σ ΔŴ_s, the model of a newcomer; the clients' own bases differ from it."""
-        moved = {name: self.setup.weights[name] + state.total[name] for name in state.total}
-        return {p.name: moved[p.name] if p.name in moved else state.statistics[p.name] for p in self.setup.layout}
+        weights = {name: self.setup.weights[name] + state.total[name] for name in state.total}
+        return {p.name: weights[p.name] if p.name in weights else state.statistics[p.name] for p in self.setup.layout}
 
 
 def aggregate(uploads: Uploads, flat: Flat, ewa: bool = True) -> tuple[Values, npt.NDArray[np.bool_]]:

@@ -109,8 +109,8 @@ class Pa3dFLClient(ClientBase[ClientState]):
         alpha, model = self.choose(self.recovered(start, "global_head"), self.recovered(trained, "local_head"))
         for name, figure in (("width", self.shape.width), ("share", self.shape.share), ("alpha", alpha)):
             self.trainer.report(name, figure)
-        kept = {name: trained[name] for name in state.personal}
-        return ClientState(model, alpha, kept), trained
+        personal = {name: trained[name] for name in state.personal}
+        return ClientState(model, alpha, personal), trained
 
     def density(self, module: nn.Module) -> dict[str, float]:
         """Return the factor on an example's multiply-adds that counts recovered weights once a batch."""

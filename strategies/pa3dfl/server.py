@@ -75,8 +75,8 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
         """Return the state without the embeddings of evicted clients, so that nobody attends them."""
-        left = {name: array for name, array in state.hypernetwork.embeddings.items() if name not in names}
-        return replace(state, hypernetwork=replace(state.hypernetwork, embeddings=left))
+        embeddings = {name: array for name, array in state.hypernetwork.embeddings.items() if name not in names}
+        return replace(state, hypernetwork=replace(state.hypernetwork, embeddings=embeddings))
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the general tensors and the client's personal ones, generated from the current state.
@@ -113,10 +113,12 @@ class Pa3dFLServer(ServerBase[ServerState]):
             return replace(after, personal=mean_of_prefixes(uploads, state.personal).over(state.personal)), {}
         full = self.full.personal
         new = ((u.client.name, {p.name: u.payload.tensors[p.name].dense() for p in full}) for u in uploads)
-        moved, figures = self.hypernetwork.step(state.hypernetwork, new, partial(delivered, coding=self.coding))
+        new_hypernetwork, figures = self.hypernetwork.step(
+            state.hypernetwork, new, partial(delivered, coding=self.coding)
+        )
         metrics = {f"hypernetwork.{n}": float(x) for n, x in figures._asdict().items() if math.isfinite(x)}
         if figures.finite:
-            return replace(after, hypernetwork=moved), metrics
+            return replace(after, hypernetwork=new_hypernetwork), metrics
         where, got = f"round {plan.round}: the hypernetwork's step", f"loss {figures.loss:g}, norm {figures.norm:g}"
         if self.hyper.non_finite == "end":
             raise RoundError(where, "a finite loss and norm", got)

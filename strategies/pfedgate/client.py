@@ -87,10 +87,10 @@ class PFedGateClient(ClientBase[ClientState]):
         hooks = Hooks(before_step=self._before_step, after_step=lambda _: module.restore())
         self.trainer.fit(module, plan.round, hooks, epochs=epochs, purpose=purpose, optimizer=optimizer)
         module.model.requires_grad_(True)
-        kept = read_state(optimizer, module) if self.hyper.keep_optimizer else {}
+        optimizer_state = read_state(optimizer, module) if self.hyper.keep_optimizer else {}
         weights = network.read()
         self._report(module)
-        return ClientState(_below(weights, "gate"), _below(weights, "model"), kept), module
+        return ClientState(_below(weights, "gate"), _below(weights, "model"), optimizer_state), module
 
     def _before_step(self, module: nn.Module) -> None:
         """Clip the gradients of θ and φ_i separately; keep blocks that are off for the whole batch unchanged."""

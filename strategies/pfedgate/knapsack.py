@@ -84,11 +84,11 @@ def _table(costs: Index, room: int) -> list[tuple[Index, Index]] | None:
     for cost in np.unique(costs)[::-1]:
         items = np.flatnonzero(costs == cost)
         rest -= int(cost) * len(items)
-        left = rooms[:, None] - cost * np.arange(len(items) + 1)
-        after = np.full(left.shape, -1)
-        rooms, after[left >= 0] = np.unique(np.minimum(left[left >= 0], rest), return_inverse=True)
+        room_left = rooms[:, None] - cost * np.arange(len(items) + 1)
+        after = np.full(room_left.shape, -1)
+        rooms, after[room_left >= 0] = np.unique(np.minimum(room_left[room_left >= 0], rest), return_inverse=True)
         table.append((items, after))
-        entries += left.size
+        entries += room_left.size
         if entries > ENTRIES:
             return None
     return table
@@ -112,8 +112,8 @@ def _dynamic(values: Values, table: list[tuple[Index, Index]]) -> Mask:
 
 def _greedy(rank: Values, costs: Index, room: int) -> Mask:
     """Return bool (N, K): the blocks that fit, in falling order of ``rank`` (N, K), ties by the lowest index."""
-    chosen, left, rows = np.zeros(rank.shape, bool), np.full(len(rank), room), np.arange(len(rank))
+    chosen, room_left, rows = np.zeros(rank.shape, bool), np.full(len(rank), room), np.arange(len(rank))
     for item in np.argsort(-rank, axis=1, kind="stable").T:
-        chosen[rows, item] = costs[item] <= left
-        left -= np.where(costs[item] <= left, costs[item], 0)
+        chosen[rows, item] = costs[item] <= room_left
+        room_left -= np.where(costs[item] <= room_left, costs[item], 0)
     return chosen

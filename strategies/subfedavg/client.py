@@ -83,41 +83,41 @@ class SubFedAvgClient(ClientBase[ClientState]):
 
         Only a client that has never taken part is above its capacity; it is pruned to fit after it has trained.
         """
-        kept = self.kept(state)
-        weights = self.fit_kept(self.received_weights(state, download, plan), kept, plan)
-        kept = self.prunable.fitted(weights, kept, self.capacity)
-        self.report(kept)
-        return ClientState(self.prunable.packed(kept), take(weights, self.prunable.masks(kept)))
+        masks = self.kept(state)
+        weights = self.fit_kept(self.received_weights(state, download, plan), masks, plan)
+        masks = self.prunable.fitted(weights, masks, self.capacity)
+        self.report(masks)
+        return ClientState(self.prunable.packed(masks), take(weights, self.prunable.masks(masks)))
 
-    def candidate(self, weights: Weights, kept: Masks) -> dict[str, Mask]:
+    def candidate(self, weights: Weights, masks: Masks) -> dict[str, Mask]:
         """Return the masks after one more pruning step, regardless of the gates."""
-        return self.prunable.prune_channels(weights, kept) | self.prunable.prune_weights(weights, kept, self.capacity)
+        return self.prunable.prune_channels(weights, masks) | self.prunable.prune_weights(weights, masks, self.capacity)
 
-    def prune(self, weights: Weights, kept: Masks, first: Masks) -> dict[str, Mask]:
+    def prune(self, weights: Weights, masks: Masks, first: Masks) -> dict[str, Mask]:
         """Return the masks after the round: those that the gates allow, or fewer entries if they do not fit.
 
         Args:
             weights: θ_k after the last epoch, in full shapes.
-            kept: The masks used in training.
+            masks: The masks used in training.
             first: The candidate after the first epoch.
         """
-        return self.prunable.fitted(weights, self.gated(weights, kept, first), self.capacity)
+        return self.prunable.fitted(weights, self.gated(weights, masks, first), self.capacity)
 
-    def gated(self, weights: Weights, kept: Masks, first: Masks) -> dict[str, Mask]:
+    def gated(self, weights: Weights, masks: Masks, first: Masks) -> dict[str, Mask]:
         """Return the masks after the three gates (Algorithm 1, line 14; Algorithm 2, lines 18-21).
 
         Channels and weights have separate gates. Once the target is reached, the candidate equals the current mask.
         Weights are pruned after channels, so that they meet their target even if entries were removed with a channel.
         """
-        last, after = self.candidate(weights, kept), dict(kept)
+        last, after = self.candidate(weights, masks), dict(masks)
         channels, entries = (distance(first, last, p) for p in (self.prunable.channels, self.prunable.weights))
         self.trainer.report("distance", entries)
         if self.prunable.channels:
             self.trainer.report("channel-distance", channels)
-        if self.tested(weights, kept, last) < self.hyper.accuracy:
+        if self.tested(weights, masks, last) < self.hyper.accuracy:
             return after
         if channels >= self.hyper.channel_distance:
-            after = self.prunable.within({**kept, **{p.name: last[p.name] for p in self.prunable.channels}})
+            after = self.prunable.within({**masks, **{p.name: last[p.name] for p in self.prunable.channels}})
         if entries >= self.hyper.distance:
             after |= self.prunable.prune_weights(weights, after, self.capacity)
         return after
@@ -130,20 +130,20 @@ class SubFedAvgClient(ClientBase[ClientState]):
         masks = self.prunable.masks(after)
         return self.accuracy({name: array * masks[name] for name, array in weights.items()}, after)
 
-    def accuracy(self, weights: Weights, kept: Masks) -> float:
+    def accuracy(self, weights: Weights, masks: Masks) -> float:
         """Return the accuracy on the validation part, or the task's other share; 0 without one: it never prunes."""
-        predictor = self.predict(weights, self.prunable.cut(kept))
+        predictor = self.predict(weights, self.prunable.cut(masks))
         trainer = self.trainer
         return share(trainer.task, predictor, trainer.x_validation, trainer.y_validation)
 
     # The module that trains
 
-    def fit_kept(self, start: Weights, kept: Masks, plan: Plan, note: Callable[[Dense], None] | None = None) -> Dense:
+    def fit_kept(self, start: Weights, masks: Masks, plan: Plan, note: Callable[[Dense], None] | None = None) -> Dense:
         """Return θ_k in full shapes after E epochs from ``start``; ``note`` is called with it after the first epoch."""
-        cut = self.prunable.cut(kept)
+        cut = self.prunable.cut(masks)
         network = self.trainer.network(*self.shape(cut))
         network.load(cut.take(start))
-        free = cut.take(self.prunable.masks(kept))
+        free = cut.take(self.prunable.masks(masks))
 
         def after_epoch(module: nn.Module, epoch: int) -> None:
             if note and epoch == 1:
@@ -162,13 +162,13 @@ class SubFedAvgClient(ClientBase[ClientState]):
         sides = [f"{small.name}={small.shape}" for small in cut.layout if small not in cut.full]
         return " ".join(sides) or "model", lambda: cut_model(self.trainer.make, cut)
 
-    def report(self, kept: Masks) -> None:
+    def report(self, masks: Masks) -> None:
         """Report the pruned fractions and the size of the client's model."""
-        cut = self.prunable.cut(kept)
-        self.trainer.report("pruned", self.prunable.pruned(kept))
+        cut = self.prunable.cut(masks)
+        self.trainer.report("pruned", self.prunable.pruned(masks))
         if not self.prunable.channels:
             return
-        self.trainer.report("channels-pruned", self.prunable.channels_pruned(kept))
+        self.trainer.report("channels-pruned", self.prunable.channels_pruned(masks))
         self.trainer.report("parameters", parameters(cut.layout))
         small = forward_multiply_adds(self.trainer.network(*self.shape(cut)).module, self.trainer.x[:1])
         # A layer makes as many sums a weight in the cut module as in the whole one, which therefore need not run.

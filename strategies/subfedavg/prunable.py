@@ -23,11 +23,10 @@ import numpy as np
 
 from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.layout import Layout, Parameter, Role, trained
-from sepal.masks.cuts import Cut, parameters
+from sepal.masks.cuts import Coupling, Cut, parameters
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.method import RunSetup, Schema, Weights
 from sepal.method.tensors import at_masks_specs, positions
-from sepal.models import coupling
 from sepal.protocol.types import SpecLike
 from sepal.strategies.subfedavg.contract import Hyper
 from sepal.strategies.subfedavg.pruning import cut_at_once, distance, floor, pruned_step
@@ -61,7 +60,11 @@ class Prunable:
             raise ConfigError("split.validation", "more than 0: clients prune by their validation accuracy", 0.0)
         self.layout, hybrid = setup.layout, self.hyper.variant == "hy"
         shapes = {p.name: p.shape for p in self.layout}
-        self.coupling = coupling(setup.make()) if hybrid else ()
+        self.coupling: Coupling = ()
+        if hybrid:
+            from sepal.models import coupling  # it imports torch, which reports do not need
+
+            self.coupling = coupling(setup.make())
         groups = [g for g in self.coupling if g.scale and len(shapes[f"{g.name}.weight"]) > 2]
         if hybrid and not groups:
             expected = (
@@ -79,19 +82,19 @@ class Prunable:
         whole = floor(sum(p.size for p in self.channels), self.hyper.channel_target)
         self.least_channels = sum(self.least_of_each.values()) if self.at_once else whole
 
-    def cut(self, kept: Masks) -> Cut:
+    def cut(self, masks: Masks) -> Cut:
         """Return the cut to the channels of ``kept``."""
-        return Cut(self.layout, self.coupling, {p.name: np.flatnonzero(kept[p.name]) for p in self.channels})
+        return Cut(self.layout, self.coupling, {p.name: np.flatnonzero(masks[p.name]) for p in self.channels})
 
-    def masks(self, kept: Masks) -> dict[str, Mask]:
+    def masks(self, masks: Masks) -> dict[str, Mask]:
         """Return the mask of every tensor of the model."""
-        left = self.cut(kept).masks()
-        return {**left, **{p.name: left[p.name] & kept[p.name] for p in self.weights}}
+        remaining_masks = self.cut(masks).masks()
+        return {**remaining_masks, **{p.name: remaining_masks[p.name] & masks[p.name] for p in self.weights}}
 
-    def within(self, kept: Masks) -> dict[str, Mask]:
+    def within(self, masks: Masks) -> dict[str, Mask]:
         """Return ``kept`` with the weights' masks limited to the channels that are left."""
-        left = self.masks(kept)
-        return {**kept, **{p.name: left[p.name] for p in self.weights}}
+        remaining_masks = self.masks(masks)
+        return {**masks, **{p.name: remaining_masks[p.name] for p in self.weights}}
 
     def left(self, kept: Masks) -> int:
         """Return the number of parameters that are left, including biases."""
@@ -103,41 +106,41 @@ class Prunable:
         masks, pruned = self.masks(kept), {p.name for p in self.weights}
         return sum(int(masks[p.name].sum()) for p in trained(self.layout) if p.name not in pruned)
 
-    def channels_left(self, kept: Masks) -> int:
+    def channels_left(self, masks: Masks) -> int:
         """Return the number of channels that are left in all convolutions together."""
-        return sum(int(kept[p.name].sum()) for p in self.channels)
+        return sum(int(masks[p.name].sum()) for p in self.channels)
 
-    def of_weights(self, kept: Masks) -> dict[str, Mask]:
+    def of_weights(self, masks: Masks) -> dict[str, Mask]:
         """Return the weights' masks alone."""
-        return {p.name: kept[p.name] for p in self.weights}
+        return {p.name: masks[p.name] for p in self.weights}
 
-    def pruned(self, kept: Masks) -> float:
+    def pruned(self, masks: Masks) -> float:
         """Return the fraction of pruned parameters, including biases."""
-        return 1 - self.left(kept) / self.size
+        return 1 - self.left(masks) / self.size
 
-    def channels_pruned(self, kept: Masks) -> float:
+    def channels_pruned(self, masks: Masks) -> float:
         """Return the fraction of pruned channels of convolutions; 0 without such parts."""
-        return distance(kept, self.whole, self.channels)
+        return distance(masks, self.whole, self.channels)
 
-    def packed(self, kept: Masks) -> Packed:
+    def packed(self, masks: Masks) -> Packed:
         """Return the masks as bits, without those of parts in which nothing is pruned."""
-        return pack(kept, tuple(p for p in self.parts if not kept[p.name].all()))
+        return pack(masks, tuple(p for p in self.parts if not masks[p.name].all()))
 
     # One step
 
-    def prune_weights(self, weights: Weights, kept: Masks, capacity: float) -> dict[str, Mask]:
+    def prune_weights(self, weights: Weights, masks: Masks, capacity: float) -> dict[str, Mask]:
         """Return the weights' masks after one step in each layer, by |w|, down to :meth:`least`."""
-        least, by = self.least(kept, capacity), self.hyper.step_by
-        return pruned_step(weights, self.of_weights(kept), least, self.hyper.step, by)
+        least, by = self.least(masks, capacity), self.hyper.step_by
+        return pruned_step(weights, self.of_weights(masks), least, self.hyper.step, by)
 
-    def prune_channels(self, weights: Weights, kept: Masks) -> dict[str, Mask]:
+    def prune_channels(self, weights: Weights, masks: Masks) -> dict[str, Mask]:
         """Return the channels' masks after one step by |γ|, down to the target, over all of them or at once in each."""
         if self.at_once:
             scores = {p.name: weights[self.scales[p.name]] for p in self.channels}
-            return {name: cut_at_once(score, kept[name], self.least_of_each[name]) for name, score in scores.items()}
-        return self.fewer_channels(weights, kept, self.least_channels, self.hyper.step)
+            return {name: cut_at_once(score, masks[name], self.least_of_each[name]) for name, score in scores.items()}
+        return self.fewer_channels(weights, masks, self.least_channels, self.hyper.step)
 
-    def fewer_channels(self, weights: Weights, kept: Masks, least: int, step: float) -> dict[str, Mask]:
+    def fewer_channels(self, weights: Weights, masks: Masks, least: int, step: float) -> dict[str, Mask]:
         """Return the channels' masks after a step of size ``step``, at most to ``least`` channels in all.
 
         The channel of largest |γ| of each layer stays.
@@ -146,10 +149,10 @@ class Prunable:
             return {}
         scores = []
         for p in self.channels:
-            score = np.where(kept[p.name], np.abs(weights[self.scales[p.name]]), -1)
+            score = np.where(masks[p.name], np.abs(weights[self.scales[p.name]]), -1)
             score[score.argmax()] = np.inf
-            scores.append(np.where(kept[p.name], score, 0))
-        mask = np.concatenate([kept[p.name] for p in self.channels])
+            scores.append(np.where(masks[p.name], score, 0))
+        mask = np.concatenate([masks[p.name] for p in self.channels])
         bound = {"": max(len(self.channels), least)}
         after = pruned_step({"": np.concatenate(scores)}, {"": mask}, bound, step)[""]
         pieces = np.split(after, np.cumsum([p.size for p in self.channels])[:-1])
@@ -157,44 +160,44 @@ class Prunable:
 
     # Capacity
 
-    def fits(self, kept: Masks, capacity: float) -> bool:
+    def fits(self, masks: Masks, capacity: float) -> bool:
         """Return whether a model with these masks fits the capacity."""
-        return self.left(kept) <= capacity * self.size
+        return self.left(masks) <= capacity * self.size
 
-    def room(self, kept: Masks, capacity: float) -> dict[str, int]:
+    def room(self, masks: Masks, capacity: float) -> dict[str, int]:
         """Return how many weights of each layer may be left for the model to fit; at least 1.
 
         The parameters that the capacity leaves for them are divided in proportion to the layers' sizes.
         """
         layers, weights = len(self.weights), sum(p.size for p in self.weights)
-        share = (math.floor(capacity * self.size) - self.rest(kept) - layers) / max(1, weights - layers)
+        share = (math.floor(capacity * self.size) - self.rest(masks) - layers) / max(1, weights - layers)
         return {p.name: 1 + math.floor(max(0.0, min(1.0, share)) * (p.size - 1)) for p in self.weights}
 
     def rest_room(self, capacity: float) -> float:
         """Return how many parameters :meth:`rest` may leave for the model to fit."""
         return min(capacity * self.rest(self.whole), capacity * self.size - len(self.weights))
 
-    def least(self, kept: Masks, capacity: float) -> dict[str, int]:
+    def least(self, masks: Masks, capacity: float) -> dict[str, int]:
         """Return how many weights of each layer are left at its target: the run's, or a higher one if needed to fit."""
-        room = self.room(kept, capacity)
+        room = self.room(masks, capacity)
         return {p.name: min(floor(p.size, self.hyper.target), room[p.name]) for p in self.weights}
 
-    def fitted(self, weights: Weights, kept: Masks, capacity: float) -> dict[str, Mask]:
+    def fitted(self, weights: Weights, masks: Masks, capacity: float) -> dict[str, Mask]:
         """Return ``kept`` if such a model fits; otherwise masks that fit, pruned in one step of any size.
 
         Channels are removed until the tensors that are not pruned by entry keep at most the fraction ``capacity`` of
         their parameters; weights fill what is left.
         """
-        if self.fits(kept, capacity):
-            return dict(kept)
+        if self.fits(masks, capacity):
+            return dict(masks)
         if self.channels:
 
             def fewer(count: int) -> dict[str, Mask]:
-                return self.within({**kept, **self.fewer_channels(weights, kept, count, 1.0)})
+                return self.within({**masks, **self.fewer_channels(weights, masks, count, 1.0)})
 
-            counts, most = range(len(self.channels), self.channels_left(kept) + 1), self.rest_room(capacity)
-            kept = fewer(counts[max(0, bisect_right(counts, most, key=lambda count: self.rest(fewer(count))) - 1)])
-        return {**kept, **pruned_step(weights, self.of_weights(kept), self.room(kept, capacity), 1.0)}
+            counts, most = range(len(self.channels), self.channels_left(masks) + 1), self.rest_room(capacity)
+            masks = fewer(counts[max(0, bisect_right(counts, most, key=lambda count: self.rest(fewer(count))) - 1)])
+        return {**masks, **pruned_step(weights, self.of_weights(masks), self.room(masks, capacity), 1.0)}
 
     def check(self, capacity: float) -> None:
         """Raise a ``ModelError`` if even one channel and one weight of each layer do not fit."""
@@ -210,8 +213,8 @@ class Prunable:
 
         For a weight, without those lost with a channel of this message.
         """
-        left = self.within({**before, **{p.name: after[p.name] for p in self.channels}})
-        counted = {**left, **{p.name: before[p.name] for p in self.channels}}
+        masks_within = self.within({**before, **{p.name: after[p.name] for p in self.channels}})
+        counted = {**masks_within, **{p.name: before[p.name] for p in self.channels}}
         changed = [p.name for p in self.parts if not np.array_equal(counted[p.name], after[p.name])]
         return {f"{name}/kept": members(after[name][counted[name]]) for name in changed}
 
@@ -249,15 +252,18 @@ class Prunable:
         Raises:
             ProtocolError: Fewer channels than the target leaves, although a model with one more would fit the capacity.
         """
-        left = self.within(_narrowed(before, tensors, self.channels))
+        masks_within = self.within(_narrowed(before, tensors, self.channels))
         # The server does not rank channels, so it does not know which one a client would keep with more room.
-        many = self.channels_left(left)
+        many = self.channels_left(masks_within)
         if many < min(self.least_channels, self.channels_left(before)):
-            lost = [p for p in self.channels if left[p.name].sum() < before[p.name].sum()]
-            more = ({**left, p.name: left[p.name] | (np.arange(p.size) == left[p.name].argmin())} for p in lost)
+            lost = [p for p in self.channels if masks_within[p.name].sum() < before[p.name].sum()]
+            more = (
+                {**masks_within, p.name: masks_within[p.name] | (np.arange(p.size) == masks_within[p.name].argmin())}
+                for p in lost
+            )
             if all(self.rest(masks) <= self.rest_room(capacity) for masks in more):
                 raise ProtocolError(f"{lost[-1].name}/kept", f"at least {self.least_channels} channels in all", many)
-        return left
+        return masks_within
 
 
 T = TypeVar("T")
@@ -279,8 +285,8 @@ def _once(names: Sequence[str], make: Callable[[Tensors], T]) -> Callable[[Tenso
 def _mask_spec(
     part: Parameter, cut: Callable[[Tensors], Masks], least: Callable[[Tensors], Mapping[str, int]], tensors: Tensors
 ) -> TensorSpec:
-    left = int(cut(tensors)[part.name].sum())
-    return TensorSpec((left,), values=False, min_count=min(left, least(tensors)[part.name]), optional=True)
+    remaining = int(cut(tensors)[part.name].sum())
+    return TensorSpec((remaining,), values=False, min_count=min(remaining, least(tensors)[part.name]), optional=True)
 
 
 def _value_spec(parameter: Parameter, masks: Callable[[Tensors], Masks], tensors: Tensors) -> TensorSpec:

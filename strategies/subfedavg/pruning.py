@@ -51,10 +51,10 @@ def pruned_step(
     """
     after = {}
     for name, mask in masks.items():
-        left = int(mask.sum())
-        several = count(step, left) if by == "count" else _below_percentile(np.abs(score[name])[mask], step)
-        removed = min(several, max(0, left - least[name]))
-        after[name] = largest(score[name], left - removed, mask) if removed else mask
+        entries_left = int(mask.sum())
+        several = count(step, entries_left) if by == "count" else _below_percentile(np.abs(score[name])[mask], step)
+        removed = min(several, max(0, entries_left - least[name]))
+        after[name] = largest(score[name], entries_left - removed, mask) if removed else mask
     return after
 
 
@@ -72,6 +72,6 @@ def cut_at_once(score: npt.NDArray[np.float32], mask: Mask, least: int) -> Mask:
         mask: bool (channels,): the channels that are left.
         least: How many stay at least.
     """
-    left = int(mask.sum())
-    removed = min(int(AT_ONCE * left) + 1, left - least)
-    return largest(score, left - removed, mask) if removed > 0 else mask
+    entries_left = int(mask.sum())
+    removed = min(int(AT_ONCE * entries_left) + 1, entries_left - least)
+    return largest(score, entries_left - removed, mask) if removed > 0 else mask

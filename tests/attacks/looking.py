@@ -21,11 +21,11 @@ from sepal.study.runs import UNFIT
 
 def command(*words):
     """Run a command; it ends well, or in one line that says what is wrong."""
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if done.exit_code not in (0, 2) or not isinstance(done.exception, SystemExit | None):
-        raise done.exception
-    assert done.exit_code == 0 or len(done.stderr.splitlines()) == 1, done.output
-    return done.output
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exit_code not in (0, 2) or not isinstance(result.exception, SystemExit | None):
+        raise result.exception
+    assert result.exit_code == 0 or len(result.stderr.splitlines()) == 1, result.output
+    return result.output
 
 
 def page(directory):

@@ -68,9 +68,9 @@ def test_a_directory_of_an_unknown_user_is_one_line(words, working_directory):
     before = sorted(working_directory.iterdir())
     if words[0] == "data" and "folder.schema" in words[-1]:
         (working_directory / "x.csv").write_text("x,label\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
-        done = command("data", "inspect", "x.csv", *words[3:])
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-        assert "nobody-of-tests" in done.output
+        result = command("data", "inspect", "x.csv", *words[3:])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert "nobody-of-tests" in result.output
         return
     is_one_line(command(*words))
     assert [path for path in sorted(working_directory.iterdir()) if path.name != "home"] == before
@@ -102,11 +102,11 @@ def test_a_working_directory_that_is_gone_is_one_line(words, tmp_path):
     gone.mkdir()
     script = "import os, sys; os.rmdir(os.getcwd()); sys.argv[0] = 'sepal'\nfrom sepal.cli.main import main\nmain()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SEPAL_HOME": str(tmp_path)}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script, *words], cwd=gone, env=environment, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert done.stderr.startswith("sepal: working directory: expected")
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (2, 1), completed.stderr
+    assert completed.stderr.startswith("sepal: working directory: expected")
 
 
 @pytest.mark.parametrize("value", [NOBODY, LONG, f"/{LONG}", "loop/x"], ids=["nobody", "long", "from the root", "loop"])
@@ -114,10 +114,10 @@ def test_a_working_directory_that_is_gone_is_one_line(words, tmp_path):
 def test_doctor_goes_on_after_a_name_that_no_directory_can_have(variable, value, working_directory, monkeypatch):
     (working_directory / "loop").symlink_to("loop")
     monkeypatch.setenv(variable, value)
-    done = command("doctor")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert "Flower: " in done.stdout, "the last of its lines"
-    odd = [line for line in done.stdout.splitlines() if not line.startswith("ok  ")]
+    result = command("doctor")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Flower: " in result.stdout, "the last of its lines"
+    odd = [line for line in result.stdout.splitlines() if not line.startswith("ok  ")]
     assert any(value.strip("/")[:4] in line for line in odd)
 
 

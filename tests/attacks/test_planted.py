@@ -204,9 +204,9 @@ def test_a_named_pipe_does_not_keep_a_list_of_runs_waiting(tmp_path):
 
 def test_a_list_of_runs_has_no_escapes_of_their_names(tmp_path):
     write_run(tmp_path / "a\x1b[31m\u202e")
-    done = CliRunner().invoke(app, ["ls", str(tmp_path)])
-    assert "a?[31m?" in done.output
-    assert "\x1b" not in done.output
+    result = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    assert "a?[31m?" in result.output
+    assert "\x1b" not in result.output
 
 
 def test_no_link_of_a_run_takes_a_private_file_to_mlflow(tmp_path, monkeypatch):

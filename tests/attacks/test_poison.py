@@ -68,9 +68,9 @@ def poisoned(name, factor=1e6):
 @pytest.mark.parametrize("name", ["fedavg", "fedpse", "fedstc", "fedscr", "flasc", "fedadam"])
 @pytest.mark.parametrize(("factor", "bound"), [(1e6, {}), (8, {"max-update-norm": 3.0})], ids=["guard", "bound"])
 def test_an_absurd_upload_is_refused_by_its_norm_and_the_run_goes_on(name, factor, bound):
-    kept = LedgerObserver()
-    strategy = run_in_process(assemble({**KEYS, **bound}, poisoned(name, factor)), observers=[kept])
-    (entry,) = [entry for entry in kept.ledger if entry.status == "refused"]
+    observer = LedgerObserver()
+    strategy = run_in_process(assemble({**KEYS, **bound}, poisoned(name, factor)), observers=[observer])
+    (entry,) = [entry for entry in observer.ledger if entry.status == "refused"]
     assert (entry.round, entry.client) == (1, "client-00001")
     assert re.match(
         "upload: expected a change of " + ("at most " if bound else ".* by a norm of at most "), entry.reason
@@ -204,24 +204,24 @@ DIFFERENCES = ("fedpse", "fedstc", "fedscr", "pfedgate", "pfedhn")
 )
 def test_the_bound_is_on_what_a_client_changes(name, attack):
     """The norm of weights hides a change: nine times the weights of a model are within ten times their median."""
-    kept = LedgerObserver()
+    observer = LedgerObserver()
     keys = {**KEYS, "max-update-norm": 3.0, "evaluate-every": 0}
-    run_in_process(assemble(keys, attacking(name, NINE[attack])), observers=[kept])
-    refused = {(entry.round, entry.client) for entry in kept.ledger if entry.status == "refused"}
+    run_in_process(assemble(keys, attacking(name, NINE[attack])), observers=[observer])
+    refused = {(entry.round, entry.client) for entry in observer.ledger if entry.status == "refused"}
     assert refused == {(1, "client-00001"), (2, "client-00001")}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpse"])
 def test_one_flipped_upload_does_not_end_the_run_for_everybody(name, caplog):
     """Without any option a sign-flipped update, 20 times as large, makes a model from which no client can train."""
-    kept = LedgerObserver()
+    observer = LedgerObserver()
     keys = {**KEYS, "clients": 10, "rounds": 12, "evaluate-every": 0, "clip-gradient": 0.0}
     flipping = attacking(name, NINE["flipped"])
     del keys["partition.subsample"]
-    strategy = run_in_process(assemble(keys, flipping), observers=[kept])
+    strategy = run_in_process(assemble(keys, flipping), observers=[observer])
     assert strategy.progress.closed
     assert all(np.isfinite(w).all() for w in strategy.algorithm.model(strategy.progress.server).values())
-    refused = {entry.client for entry in kept.ledger if entry.status == "refused"}
+    refused = {entry.client for entry in observer.ledger if entry.status == "refused"}
     assert refused >= {"client-00001"}, "by its own change, or as far above the median of a round that is repeated"
 
 

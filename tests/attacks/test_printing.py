@@ -233,9 +233,9 @@ def test_commands_print_through_one_function():
 def test_what_prints_is_printable(capsys):
     say(f"a{BAD}b", nl=False)
     console(width=400).print(f"a{BAD}b", markup=False)
-    shown = capsys.readouterr().out
-    check(shown)
-    assert shown.startswith("a")
+    printed = capsys.readouterr().out
+    check(printed)
+    assert printed.startswith("a")
     assert all(printable(c) in (" ", "?") for c in [*CONTROLS, *TURNS])
     assert printable("ä – é 中 ✓") == "ä – é 中 ✓"
     console(force_terminal=True, color_system="standard").print("a", style="bold")

@@ -73,10 +73,10 @@ def first_rounds():
 def process():
     """The process's end, and what it had imported after training once and as a client of every method."""
     code = PROCESS.replace("import pickle, sys", f"import pickle, sys\nKEYS = {KEYS}", 1)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], input=pickle.dumps(list(first_rounds())), capture_output=True, check=False
     )
-    return done, [set(line.split()) for line in done.stdout.decode().splitlines()]
+    return completed, [set(line.split()) for line in completed.stdout.decode().splitlines()]
 
 
 def test_a_process_that_trains_once_imports_no_compiler(process):

@@ -106,9 +106,9 @@ def small_disk(tmp_path):
     target = tmp_path / "disk"
     target.mkdir(mode=0o700)
     command = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("mount") else None
-    if done is None or done.returncode:
-        pytest.skip(f"tmpfs cannot be mounted here: {done.stderr.strip() if done else 'no mount'}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("mount") else None
+    if completed is None or completed.returncode:
+        pytest.skip(f"tmpfs cannot be mounted here: {completed.stderr.strip() if completed else 'no mount'}")
     yield target
     subprocess.run(["umount", "-l", str(target)], check=True)
 

@@ -90,8 +90,8 @@ def test_training_commits_and_names_the_version_it_reached(host):
     assert reply.version == version(1, "", content().digest(), upload.digest())
     assert (reply.run, reply.round, reply.kind, reply.base) == (RUN, 1, Kind.TRAIN, "")
     assert reply.download == content().digest()
-    kept = host.store.load(reply.version)
-    assert kept.state.total.tolist() == [1, 1]
+    loaded = host.store.load(reply.version)
+    assert loaded.state.total.tolist() == [1, 1]
     assert reply.state == "", "digests come back in the closing round only"
     assert upload.scalars == {"n": 1}
 

@@ -252,9 +252,9 @@ def test_a_run_of_silent_clients_is_complete_and_shows_dashes(method, tmp_path, 
         assert [set(client["metrics"]) for client in line["clients"]] == [COSTS] * 3
     assert set(summary["accuracy"].values()) == {None}
     assert "--no-accuracies" in summary["reasons"]["trained"]
-    shown = sepal("show", path)
-    assert shown.exit_code == 0, shown.output
-    assert " - " in shown.output
+    result = sepal("show", path)
+    assert result.exit_code == 0, result.output
+    assert " - " in result.output
     tables = sepal("show", path, "--csv", tmp_path / "t.csv")
     assert tables.exit_code == 0, tables.output
     if method in ("fedavg", "pa3dfl"):  # without figures of its own, and with them

@@ -132,10 +132,10 @@ def test_equal_updates_have_other_noise_after_another_work_that_led_to_the_same_
     """A version without an upload has the same name under any run config: the server can put one in another's place."""
     sent, versions = [], []
     for views, epochs in ((), 1), (("received",), 2):
-        kept = train("one", kind=Kind.ADAPT, keep=True, views=views, lr=1e-30, **{"local-epochs": epochs})[0]
+        reply = train("one", kind=Kind.ADAPT, keep=True, views=views, lr=1e-30, **{"local-epochs": epochs})[0]
         content = seal(Payload(dense(assemble(RUN).setup.weights, assemble(RUN).setup.layout, ValueCoding.FP32)))
-        sent.append(train("one", round=2, base=kept.version, content=content, views=views, lr=1e-30)[1].data)
-        versions.append(kept.version)
+        sent.append(train("one", round=2, base=reply.version, content=content, views=views, lr=1e-30)[1].data)
+        versions.append(reply.version)
     assert versions[0] == versions[1]
     first, second = (np.frombuffer(data[-4000:], "<f4") for data in sent)
     assert (first != second).mean() > 0.99

@@ -104,9 +104,11 @@ def test_a_run_on_one_machine_is_refused_without_a_table(tmp_path):
 
     (tmp_path / "schema.toml").write_text(written(SCHEMA))
     keys = [f"--set={key}={value}" for key, value in {**RUN, "data-dir": tmp_path, "out": tmp_path / "runs"}.items()]
-    done = CliRunner().invoke(app, ["run", *keys])
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "data-dir: expected a table beside schema.toml: only a server that others join can do without" in done.stderr
+    result = CliRunner().invoke(app, ["run", *keys])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert (
+        "data-dir: expected a table beside schema.toml: only a server that others join can do without" in result.stderr
+    )
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 

@@ -180,9 +180,9 @@ class PhaseClient(FakeClient):
 
     def train(self, state: Held, download: Payload, plan: Plan) -> tuple[Held, Payload]:
         start = download.tensors["w"].dense() if "w" in download.tensors else state.w
-        moved = state.extra + step(start, self.name, plan)
+        extra = state.extra + step(start, self.name, plan)
         sends = plan.phase == "share"
-        return Held(state.w if sends else start, moved, plan.round), Payload({"w": whole(moved)} if sends else {})
+        return Held(state.w if sends else start, extra, plan.round), Payload({"w": whole(extra)} if sends else {})
 
     def adapt(self, state: Held, download: Payload, plan: Plan) -> Held:
         return replace(state, rounds=plan.round)
@@ -243,9 +243,9 @@ class ShapeClient(FakeClient):
         return Schema({"kept": TensorSpec((int(state.mask.sum()),))})
 
     def train(self, state: Pruned, download: Payload, plan: Plan) -> tuple[Pruned, Payload]:
-        kept = download.tensors["kept"].dense()
+        entries = download.tensors["kept"].dense()
         full = np.zeros(SIZE, np.float32)
-        full[state.mask] = kept + step(kept, self.name, plan)
+        full[state.mask] = entries + step(entries, self.name, plan)
         mask = state.mask.copy()
         if mask.sum() > 2:
             alive = np.flatnonzero(mask)
@@ -294,9 +294,9 @@ class GeneratedServer(FakeServer):
         embeddings, trained, w = dict(state.embeddings), dict(state.trained), state.w.astype(np.float64)
         for upload in uploads:
             name, new = upload.client.name, upload.payload.tensors["v"].dense()[: width(upload.client.capacity)]
-            moved = new - self._generate(state, upload.client)
-            embeddings[name] = embeddings.get(name, 0.0) + 0.1 * float(moved.mean(dtype=np.float64))
-            w[: new.size] += moved / 10
+            change = new - self._generate(state, upload.client)
+            embeddings[name] = embeddings.get(name, 0.0) + 0.1 * float(change.mean(dtype=np.float64))
+            w[: new.size] += change / 10
             trained[name] = plan.round
         return GeneratedState(w.astype(np.float32), embeddings, trained), {"clients": float(len(uploads))}
 

@@ -180,12 +180,12 @@ def test_the_demo_ends_with_its_summary_and_takes_down_its_own_project_alone(eng
     environment.pop("COMPOSE_PROJECT_NAME", None)
     try:
         script = ["bash", str(ROOT / "tools" / "compose_demo.sh")]
-        done = subprocess.run(
+        completed = subprocess.run(
             script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        assert "closing evaluation" in done.stdout
-        assert "2 clients" in done.stdout
+        assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-2000:]
+        assert "closing evaluation" in completed.stdout
+        assert "2 clients" in completed.stdout
         demo_label = {"label": "com.docker.compose.project=sepal-demo"}
         assert engine.containers.list(all=True, filters=demo_label) == engine.volumes.list(filters=demo_label) == []
         assert engine.volumes.get(bystander.name)

@@ -41,19 +41,17 @@ def test_a_web_page_gives_no_orders_to_the_superlink(kind):
         assert response_to(port, Origin="https://elsewhere.example")[0] == 403
         assert response_to(port, Origin=f"http://127.0.0.1:{port}")[0] == 403, "no page is served there"
         assert '"runs"' in flower.ask("flwr", "list", "sepal", "--format", "json")[0], "Flower's own commands go on"
+        if kind == "start_superlink":
+            refuses_pages_as_supernodes(flower.ports.fleet)
 
 
-def test_a_web_page_is_no_supernode_in_plain_text():
+def refuses_pages_as_supernodes(port):
     """Browsers speak HTTP/2, which gRPC needs, over TLS alone; from Flower 1.40 on the Fleet API is HTTP."""
-    with Flower() as flower:
-        flower.start_superlink(timeout=120)
-        if speaks_http():
-            assert (
-                response_to(flower.ports.fleet, "/v1/fleet/pull-messages", Origin="https://elsewhere.example")[0] == 403
-            )
-        else:
-            with pytest.raises((http.client.HTTPException, ConnectionError)):
-                response_to(flower.ports.fleet, "/flwr.proto.Fleet/PullMessages")
+    if speaks_http():
+        assert response_to(port, "/v1/fleet/pull-messages", Origin="https://elsewhere.example")[0] == 403
+    else:
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            response_to(port, "/flwr.proto.Fleet/PullMessages")
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,10 @@ def test_a_server_that_has_lost_its_run_goes_on_from_a_copy(machines):
     machines.await_rounds(2)
     run, copies = machines.directory / "runs" / RUN, machines.directory / "copies"
     command = [sys.executable, "-m", "sepal.cli", "backup", str(run), str(copies)]
-    done = subprocess.run(command, cwd=machines.directory, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        command, cwd=machines.directory, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert completed.returncode == 0, completed.stderr
     copied = (copies / RUN / "metrics.jsonl").read_text().count("\n")
     machines.await_rounds(copied + 3)
     machines.stop("serve")

@@ -111,6 +111,7 @@ def test_a_deployment(expected, tmp_path):
 
 
 @pytest.mark.simulation
+@pytest.mark.long
 def test_the_simulation(expected, tmp_path):
     folder = directory_with_model(tmp_path / "w")
     environment = {"SEPAL_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}

@@ -39,7 +39,7 @@ FLAT = {
     "partition.name": "iid",
     "partition.subsample": 200,
     "on-missing": "skip",
-    "timeout": 45.0,
+    "timeout": 30.0,
 }
 
 

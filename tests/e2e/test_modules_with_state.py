@@ -85,6 +85,7 @@ def test_a_node_that_starts_again_between_rounds_goes_on_with_what_its_model_hel
     assert not deployment.left(), "a process was left behind"
 
 
+@pytest.mark.long
 def test_the_simulation_has_the_same_bits(expected, tmp_path):
     with Flower(environment={"SEPAL_HOME": str(tmp_path / "home")}) as flower:
         flower.start_simulation()

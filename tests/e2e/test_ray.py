@@ -118,7 +118,7 @@ def test_a_client_without_the_token_is_refused(simulation):
     # No token of the user's own is found, and 127.0.0.1 is not replaced by the machine's address.
     environment |= {"HOME": str(simulation.home), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     for extra in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", INTRUDER.format(port=number)],
             env={**environment, **extra},
             capture_output=True,
@@ -126,9 +126,9 @@ def test_a_client_without_the_token_is_refused(simulation):
             timeout=120,
             check=False,
         )
-        assert done.returncode != 0
-        assert "inside" not in done.stdout
-        assert "uthenticat" in done.stderr, done.stderr[-2000:]
+        assert completed.returncode != 0
+        assert "inside" not in completed.stdout
+        assert "uthenticat" in completed.stderr, completed.stderr[-2000:]
 
 
 def test_when_the_simulation_is_killed_ray_ends(simulation):

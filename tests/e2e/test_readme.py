@@ -29,7 +29,7 @@ def shell(block: str, directory: Path, home: Path) -> str:
     environment |= {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with Processes(home) as processes:  # ends the SuperLink that `flwr run` leaves in the background
         environment[MARK] = processes.environment[MARK]
-        done = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
             cwd=directory,
             env=environment,
@@ -39,8 +39,8 @@ def shell(block: str, directory: Path, home: Path) -> str:
             check=False,
         )
     assert processes.left() == []
-    assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return done.stdout
+    assert completed.returncode == 0, f"{block}\n{completed.stdout[-2000:]}\n{completed.stderr[-2000:]}"
+    return completed.stdout
 
 
 def test_the_commands_work_as_they_stand(tmp_path):

@@ -220,9 +220,9 @@ def test_a_clock_that_is_off_is_measured_and_named(address, certs, monkeypatch, 
 def test_join_without_certificates_ends_in_one_line(address, tmp_path):
     command = [sys.executable, "-m", "sepal.cli", "join", address]
     environment = {**os.environ, "SEPAL_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    lines = done.stderr.strip().splitlines()
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 2
+    lines = completed.stderr.strip().splitlines()
     assert lines[0] == f"sepal: preparing to join {address}"
     assert lines[1].startswith("sepal: warning: without --certs nothing is encrypted")
     assert lines[-1].startswith(f"sepal: {address}: TLS: expected one with which a client can join, got the server")

@@ -211,11 +211,15 @@ def test_a_served_run_goes_back_to_an_earlier_round_and_its_clients_with_it(tmp_
 
 
 def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
-    """What docs/deployment.md does on three hosts, each with its directory of `sepal certs`."""
+    """What docs/deployment.md does on three hosts, each with its directory of `sepal certs`.
+
+    With `--log text` on all of them, and `--no-accuracies` at site-b.
+    """
     make_certificates(tmp_path / "fl-certs", nodes=["site-a", "site-b"])
     fleet, control = free_port(), free_port()
     arguments = ["--name", "sites", "--port", str(fleet), "--control", str(control), "--certs", "fl-certs/server"]
-    server = sepal(["serve", *arguments, "--set", "dataset=digits", "--set", "rounds=1"], tmp_path, "serve.log")
+    sets = ["--set", "dataset=digits", "--set", "rounds=1", "--set", "evaluate-every=1", "--log", "text"]
+    server = sepal(["serve", *arguments, *sets], tmp_path, "serve.log")
     clients = []
     try:
         end = time.monotonic() + 90
@@ -229,8 +233,9 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
         assert not [finding for finding in examine(f"127.0.0.1:{fleet}", credentials) if not finding.good], (
             "keys come first"
         )
-        for number, name in enumerate(("site-a", "site-b")):
+        for number, (name, more) in enumerate((("site-a", []), ("site-b", ["--no-accuracies"]))):
             keys = ["--certs", f"fl-certs/nodes/{name}", "--name", name, "--partition", str(number), "--of", "2"]
+            keys += ["--log", "text", *more]
             clients.append(sepal(["join", f"127.0.0.1:{fleet}", *keys], tmp_path, f"{name}.log"))
         assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
     finally:
@@ -244,6 +249,16 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
         log_text = (tmp_path / log).read_text()
         assert "nothing is encrypted" not in log_text
         assert "--insecure" not in log_text, "the commands are printed"
+        for line in log_text.splitlines():
+            assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [s+car]", line), line
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "sites" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        open_site, quiet_site = line["clients"]
+        assert open_site["trained"] > 0
+        assert [quiet_site[view] for view in ("received", "trained", "kept", "pooled")] == [None] * 4
+        assert set(quiet_site["metrics"]) == {"seconds", "steps", "multiply-adds"}
+        assert line["not_accepted"] == []
 
 
 def sockets(process: int) -> dict[int, str]:
@@ -298,35 +313,6 @@ def test_a_taken_port_is_one_line(tmp_path):
         assert server.wait(60) == 2
     words = f"sepal: --port: expected a port of this machine that is free, got 127.0.0.1:{port}: Address already in use"
     assert words in (tmp_path / "serve.log").read_text()
-
-
-def test_a_client_that_sends_no_accuracies_takes_part(tmp_path):
-    """With `--log text`: all lines have their time."""
-    ports = [str(free_port()), str(free_port())]
-    keys = ["--set", "dataset=digits", "--set", "rounds=1", "--set", "evaluate-every=1", "--name", "quiet"]
-    log = ["--log", "text"]
-    server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1], *log], tmp_path, "serve.log")
-    clients = []
-    for number, more in enumerate(([], ["--no-accuracies"])):
-        arguments = ["join", f"127.0.0.1:{ports[0]}", "--partition", str(number), "--of", "2", *more, *log]
-        clients.append(sepal(arguments, tmp_path, f"join{number}.log"))
-    try:
-        assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
-    finally:
-        for process in [*clients, server]:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-    lines = [json.loads(line) for line in (tmp_path / "runs" / "quiet" / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
-    for name in ("serve.log", "join0.log", "join1.log"):
-        for line in (tmp_path / name).read_text().splitlines():
-            assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [s+ca]", line), line
-    for line in lines:
-        open_, quiet = line["clients"]
-        assert open_["trained"] > 0
-        assert [quiet[view] for view in ("received", "trained", "kept", "pooled")] == [None] * 4
-        assert set(quiet["metrics"]) == {"seconds", "steps", "multiply-adds"}
-        assert line["not_accepted"] == []
 
 
 def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(tmp_path):

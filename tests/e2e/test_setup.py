@@ -22,9 +22,9 @@ def test_a_line_comes_every_ten_seconds_while_packages_install(tmp_path):
     python.parent.mkdir(parents=True)
     python.write_text(SLOW)
     python.chmod(0o755)
-    done = subprocess.run(
+    completed = subprocess.run(
         ["make", "--no-print-directory", "setup"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
-    beats = re.findall(r"^setup: installing packages, \S+ after (\d+) s$", done.stdout, re.MULTILINE)
+    beats = re.findall(r"^setup: installing packages, \S+ after (\d+) s$", completed.stdout, re.MULTILINE)
     assert [int(beat) // 10 for beat in beats] == [1]
-    assert "setup: done" in done.stdout.splitlines()[-1]
+    assert "setup: done" in completed.stdout.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A run in which no upload ever counts fails, by the same rule in process, in a deployment and in the simulation."""
+"""A deployed run in which no upload ever counts fails, as one in process does (tests/contract/test_rollback.py)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.processes import free_port
-from tests.e2e.test_divergence import ROOT, sepal
+from tests.e2e.test_divergence import sepal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -46,14 +45,6 @@ def sets() -> list[str]:
     return [word for key, value in KEYS.items() for word in ("--set", f"{key}={value}")]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_in_process(workers, tmp_path):
-    directory = directory_with_method(tmp_path / "w")
-    assert sepal(directory, "run", *sets(), "--workers", workers).wait(200) == 2
-    assert SAID in (directory / "log").read_text()
-    assert not (directory / "runs" / "r" / "summary.json").exists()
-
-
 def test_a_deployment(tmp_path):
     fleet, control = str(free_port()), str(free_port())
     server = directory_with_method(tmp_path / "server")
@@ -70,15 +61,3 @@ def test_a_deployment(tmp_path):
         for process in reversed(processes):
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-
-
-@pytest.mark.simulation
-def test_the_simulation(tmp_path):
-    directory = directory_with_method(tmp_path / "w")
-    environment = {"SEPAL_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}:{directory}"}
-    with Flower(environment=environment) as flower:
-        flower.start_simulation()
-        keys = {**KEYS, "out": str(tmp_path)}
-        run = flower.run_app(ROOT, keys, "num-supernodes=2 client-resources-num-cpus=1")
-    assert run.status == "finished:failed", "\n".join(run.log[-80:])
-    assert any(SAID in line for line in run.log)

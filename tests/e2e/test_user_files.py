@@ -1,4 +1,7 @@
-"""Users' files under our packages' names, in the working directories of Flower's processes; and data that nodes own."""
+"""Users' files under our packages' names, in the working directories of Flower's processes; and data that nodes own.
+
+The simulation is started beside such files in test_deployment.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.processes import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -75,14 +77,3 @@ def test_each_node_finds_its_own_data_beside_files_of_our_names(tmp_path):
         for process in reversed(processes):
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-
-
-def test_a_simulations_actors_import_our_packages(tmp_path):
-    """Ray puts the driver's working directory, here the SuperLink's home, first on an actor's path."""
-    with Flower(environment={"SEPAL_HOME": str(tmp_path / "home")}) as flower:
-        crowd(flower.home)
-        flower.start_simulation()
-        keys = {"dataset": "digits", "method": "fedavg", "clients": 2, "rounds": 1, "partition.subsample": 200}
-        keys |= {"name": "sim", "out": str(tmp_path), "timeout": 240.0}
-        run = flower.run_app(ROOT, keys, "num-supernodes=2 client-resources-num-cpus=1")
-    assert run.status == "finished:completed", "\n".join(run.log[-80:])

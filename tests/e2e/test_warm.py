@@ -162,6 +162,8 @@ def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path, v
     assert {entry["client"] for entry in entries} == {"new-ward-0", "new-ward-1"}
     words = log.read_text().count("expected the code that this client has imported, got another")
     assert words > refused, "the first message, a query, was answered by a fork"
+    if reference != "other:app":  # then the resident process's own version answers again
+        return
     finish(deployment, tmp_path, "back", rounds=1)
     entries = [json.loads(line) for line in (tmp_path / "back" / "ledger.jsonl").read_text().splitlines()]
     assert {entry["client"] for entry in entries} == {"ward-0", "ward-1"}

@@ -27,7 +27,7 @@ from sepal.protocol.types import ClientInfo, Kind, Payload
 from sepal.wire import SparseTensor, Support, TensorSpec, inspect
 from tests.fuzz.changes import CHANGES, Draft, assembled, draft
 from tests.fuzz.uploads import Valid, valid
-from tests.fuzz.wire import options, peak, report
+from tests.fuzz.wire import check_entries, options, peak, report
 
 FAMILY = 8  # changes made of one valid upload
 REPLIES = 10  # one in so many is read out of a whole message, which takes longer
@@ -122,15 +122,8 @@ def _check(payload: Payload, example: Valid) -> None:
             assert tensor.support is bounds.support or expected_index is not None, name
             expected = np.arange(bounds.size) if expected_index is None else expected_index
             assert np.array_equal(tensor.positions(), expected), name
-        if tensor.index is not None:
-            assert tensor.index.dtype == np.int64, name
-            assert (np.diff(tensor.index) > 0).all(), name
-            assert not tensor.nnz or 0 <= tensor.index[0] <= tensor.index[-1] < tensor.size, name
-        assert (tensor.values is not None) is bounds.values, name
+        check_entries(name, tensor, bounds.values)
         if tensor.values is not None:
-            assert tensor.values.dtype == np.float32, name
-            assert tensor.values.shape == (tensor.nnz,), name
-            assert np.isfinite(tensor.values).all(), name
             assert np.abs(tensor.values).max(initial=0) <= GREATEST_VALUE, name
     assert payload.scalars.keys() == example.schema.scalars.keys()
     for name, (kind, least, greatest) in example.schema.scalars.items():

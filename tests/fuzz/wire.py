@@ -189,11 +189,16 @@ def _check_arrays(name: str, tensor: SparseTensor, specs: Specs, tensors: dict[s
     spec = spec if isinstance(spec, TensorSpec) else spec(tensors)
     assert tensor.shape == spec.shape, name
     assert tensor.support is spec.support, name
+    check_entries(name, tensor, spec.values)
+
+
+def check_entries(name: str, tensor: SparseTensor, values: bool) -> None:
+    """Assert that a tensor's positions ascend within its size, and that it has finite values if it has ``values``."""
     if tensor.index is not None:
         assert tensor.index.dtype == np.int64, name
         assert (np.diff(tensor.index) > 0).all(), name
         assert not tensor.nnz or 0 <= tensor.index[0] <= tensor.index[-1] < tensor.size, name
-    assert (tensor.values is not None) is spec.values, name
+    assert (tensor.values is not None) is values, name
     if tensor.values is not None:
         assert tensor.values.dtype == np.float32, name
         assert tensor.values.shape == (tensor.nnz,), name

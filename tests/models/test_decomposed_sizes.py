@@ -87,10 +87,10 @@ def test_a_decomposed_resnet18_is_larger_than_the_plain_one():
     ]
     factors = sum(layer.theta_u.numel() + layer.theta_v.numel() for layer in shortcuts)
     assert factors == (8 * 64 + 16 * 128 + 32 * 256) + 16 * (64**2 + 128**2 + 256**2)
-    kept = 64 * 128 + 128 * 256 + 256 * 512
+    entries = 64 * 128 + 128 * 256 + 256 * 512
     assert size(plain) == 11_173_962
     assert size(model) == 20_247_688
-    assert round((size(model) - factors + kept) / 1e6, 1) == 19.0
+    assert round((size(model) - factors + entries) / 1e6, 1) == 19.0
     personal = sum(p.size for p in model.personal)
     assert round(4 * 64 * personal / 1e9, 1) == 5.0
     assert round(4 * 64 * (personal - 16 * (64**2 + 128**2 + 256**2)) / 1e9, 1) == 4.7

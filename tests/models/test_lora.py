@@ -124,10 +124,10 @@ def test_an_exported_model_is_the_plain_one(tmp_path):
     """Its adapters are part of its weights: nobody who loads it needs to know of them."""
     sets = {**DIGITS, "method": "fedsa-lora", "lora.alpha": 16.0, "rounds": 1}
     options = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    done = CliRunner().invoke(app, ["run", *options, "--name", "r", "--out", str(tmp_path), "--workers", "1"])
-    assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "client-00000", "--with-client"])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["run", *options, "--name", "r", "--out", str(tmp_path), "--workers", "1"])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "client-00000", "--with-client"])
+    assert result.exit_code == 0, result.output
     exported, kept = model_of(tmp_path / "r", "client-00000"), load(tmp_path / "r" / "client-00000.safetensors")
     np.testing.assert_allclose(kept(exported.inputs), exported.logits, atol=1e-5)
     assert not any("lora" in name for name in {**floating(kept.module), **frozen_tensors(kept.module)})

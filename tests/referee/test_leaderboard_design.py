@@ -60,11 +60,11 @@ def row(run: BlockRun, validation: float, **more: object) -> RunRecord:
 @cache
 def searched(quality):
     """Run all that the block needs; return the design and the runs in their order."""
-    done, stored = [], []
+    finished_runs, stored = [], []
     while run := next(Design(BLOCK, stored).needed(), None):
-        done.append(run)
+        finished_runs.append(run)
         stored.append(row(run, quality(run.config)))
-    return Design(BLOCK, stored), done
+    return Design(BLOCK, stored), finished_runs
 
 
 def quality(config):
@@ -75,8 +75,8 @@ def quality(config):
 
 
 def test_every_contender_has_as_many_trials_and_the_best_point_is_chosen():
-    design, done = searched(quality)
-    trials = [run for run in done if run.kind == "trial"]
+    design, finished_runs = searched(quality)
+    trials = [run for run in finished_runs if run.kind == "trial"]
     assert {c.name: sum(run.contender == c.name for run in trials) for c in BLOCK.contenders} == dict.fromkeys(
         ("fedavg", "ditto", "local"), TRIALS
     )
@@ -126,20 +126,22 @@ OWN_START = {"lr": 0.02, "ditto.lambda": 1.0}
 def test_one_value_beyond_an_end_of_the_own_key_is_tried_with_all_tuning_seeds(best, tried, chosen, end):
     ditto = OWN.model_copy(update={"beyond": {"low": 0.03}})
     block = BLOCK.model_copy(update={"contenders": (BLOCK.contenders[0], ditto), "tested": ()})
-    done, stored = [], []
+    finished_runs, stored = [], []
     while run := next(Design(block, stored).needed(), None):
-        done.append(run)
+        finished_runs.append(run)
         near = 0.9 - abs(run.config["lr"] - 0.125) - 0.01 * abs(run.config.get("ditto.lambda", best) - best)
         stored.append(row(run, near))
     design, names = Design(block, stored), ("lr", "ditto.lambda")
-    trials = [run for run in done if run.contender == "ditto" and run.kind == "trial"]
+    trials = [run for run in finished_runs if run.contender == "ditto" and run.kind == "trial"]
     beyond = [run.config for run in trials if run.config["ditto.lambda"] == 0.03]
     assert design.further(ditto) == tried
     assert [{key: config[key] for key in names} for config in beyond] == ([tried] * 3 if tried else [])
     assert [config["seed"] for config in beyond] == (list(TUNING) if tried else [])
     assert design.chosen(ditto) == {"lr": 0.125, "ditto.lambda": chosen}
     assert _edge(BlockResults(design), ditto) == end
-    assert {run.config["ditto.lambda"] for run in done if run.contender == "ditto" and run.kind != "trial"} == {chosen}
+    assert {
+        run.config["ditto.lambda"] for run in finished_runs if run.contender == "ditto" and run.kind != "trial"
+    } == {chosen}
 
 
 def test_the_best_over_three_seeds_is_chosen_not_that_of_the_first():
@@ -218,9 +220,9 @@ def test_where_the_three_best_have_one_rate_others_are_judged_by_all_seeds_too()
         ranks = {0.125: 0.9, 0.3: 0.8, 0.05: 0.79} if config["seed"] == TUNING[0] else {0.3: 0.9, 0.125: 0.7}
         return ranks.get(config["lr"], 0.5) - 0.001 * config.get("ditto.lambda", 0)
 
-    design, done = searched(noisy)
+    design, finished_runs = searched(noisy)
     assert [keys["lr"] for keys in design.finalists(OWN)] == [0.125] * 3 + [0.3, 0.3, 0.05]
-    others = {run.config["lr"] for run in done if run.contender == "ditto" and run.config["seed"] == TUNING[1]}
+    others = {run.config["lr"] for run in finished_runs if run.contender == "ditto" and run.config["seed"] == TUNING[1]}
     assert others == {0.125, 0.3, 0.05}
     assert design.chosen(OWN)["lr"] == 0.3
 
@@ -248,33 +250,33 @@ def test_means_of_equal_hits_are_equal_although_accuracies_are_rounded():
 
 
 def test_trials_come_first_and_seeds_go_round_the_contenders():
-    _, done = searched(quality)
-    kinds = [run.kind for run in done]
+    _, finished_runs = searched(quality)
+    kinds = [run.kind for run in finished_runs]
     assert kinds == sorted(kinds, key=["trial", "rounds", "bytes"].index)
-    order = [(run.config["seed"], run.contender) for run in done if run.kind == "rounds"]
+    order = [(run.config["seed"], run.contender) for run in finished_runs if run.kind == "rounds"]
     names = ["fedavg", "ditto", "local", "ditto-small"]
     assert order == [(seed, name) for seed in (0, 1) for name in names]
-    assert not any(run.kind == "rounds" and run.config["seed"] in TUNING for run in done)
+    assert not any(run.kind == "rounds" and run.config["seed"] in TUNING for run in finished_runs)
 
 
 def test_who_stands_beside_has_the_chosen_keys_and_no_trials():
-    design, done = searched(quality)
-    small = [run for run in done if run.contender == "ditto-small"]
+    design, finished_runs = searched(quality)
+    small = [run for run in finished_runs if run.contender == "ditto-small"]
     assert {run.kind for run in small} == {"rounds"}
     assert small[0].config["lr"] == design.chosen(OWN)["lr"]
     assert small[0].config["ditto.lambda"] == 0.3
 
 
 def test_rounds_at_equal_bytes_are_those_that_the_budget_buys():
-    design, done = searched(quality)
+    design, finished_runs = searched(quality)
     fedavg, ditto, local = BLOCK.contenders
     # FedAvg sends 40 MB: 3 % is 1.2 MB, one round of 1 MB and none of 2 MB.
     assert [design.bought(fedavg, budget) for budget in (0.03, 0.1, 0.3, 1.0)] == [1, 4, 12, 40]
     assert [design.bought(ditto, budget) for budget in (0.03, 0.1, 0.3, 1.0)] == [0, 2, 6, 20]
     assert design.bought(local, 0.03) == 40  # it sends nothing: the run of all rounds
-    bytes_ = {(run.contender, run.config["rounds"]) for run in done if run.kind == "bytes"}
+    bytes_ = {(run.contender, run.config["rounds"]) for run in finished_runs if run.kind == "bytes"}
     assert bytes_ == {("fedavg", n) for n in (1, 4, 12)} | {("ditto", n) for n in (2, 6, 20)}
-    for run in done:  # the schedule ends with the run
+    for run in finished_runs:  # the schedule ends with the run
         last = run.config["lr-decay"] ** (run.config["rounds"] - 1)
         assert last == pytest.approx(LAST_RATE if run.config["rounds"] > 1 else 1.0, abs=1e-4)
 
@@ -341,9 +343,13 @@ def test_a_row_of_other_keys_does_not_count():
 
 
 def test_hours_left_are_those_of_the_whole_less_those_of_rows_that_count():
-    _, done = searched(quality)
-    half = [row(run, quality(run.config), cpu_seconds=36.0) for run in done[:20]]
-    old = row(replace(done[0], kind="rounds", config={**done[0].config, "clients": 5}), 0.5, cpu_seconds=3600.0)
+    _, finished_runs = searched(quality)
+    half = [row(run, quality(run.config), cpu_seconds=36.0) for run in finished_runs[:20]]
+    old = row(
+        replace(finished_runs[0], kind="rounds", config={**finished_runs[0].config, "clients": 5}),
+        0.5,
+        cpu_seconds=3600.0,
+    )
     assert hours_left(Design(BLOCK, [])) == pytest.approx(hours_whole(Design(BLOCK, [])))
     for stored in (half, [*half, old]):
         design = Design(BLOCK, stored)

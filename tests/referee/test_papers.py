@@ -158,8 +158,8 @@ def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) 
     np.testing.assert_allclose(similarity, similarity.T)  # masks are of one size
     assert 0 < similarity.min() < 1
     assert masks["correlation"]["similarity"] is not None
-    kept = {layer["name"]: layer["personal"] for layer in masks["layers"]}
-    assert 0 < min(kept.values()) <= max(kept.values()) <= 1
+    personal = {layer["name"]: layer["personal"] for layer in masks["layers"]}
+    assert 0 < min(personal.values()) <= max(personal.values()) <= 1
     records = datasets(read_comparison([str(out / "first-half-seed0")]))
     assert len(records["masks"]) == 9
     assert {row["mask"] for row in records["layers"]} == {"personal", "global"}

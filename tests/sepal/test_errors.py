@@ -44,8 +44,10 @@ def test_every_error_travels_from_worker_processes(kind):
 def test_clients_that_fail_alike_are_one_cause_with_their_names():
     same = [RoundError(f"client-{number}", "an answer", "RuntimeError: no (a.py:1 in load)") for number in range(3)]
     assert causes_of(same) == "RuntimeError: no (a.py:1 in load) (client-0, client-1, client-2)"
-    kept = DataError("client-3: data", "an example", "none")
-    assert causes_of([*same[:2], kept]).endswith("(client-0, client-1); data: expected an example, got none (client-3)")
+    plain = DataError("client-3: data", "an example", "none")
+    assert causes_of([*same[:2], plain]).endswith(
+        "(client-0, client-1); data: expected an example, got none (client-3)"
+    )
 
 
 def test_causes_that_differ_in_the_client_alone_are_one_and_none_is_cut():

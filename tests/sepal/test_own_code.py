@@ -131,8 +131,10 @@ def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path):
     (tmp_path / "net.py").write_text("from torchvision.models import resnet18\n")
     code = "from sepal import errors, user_modules as u; print(u.load('model', 'net:resnet18', errors.ModelError))"
     environment = {**os.environ, "SEPAL_USER_PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert "function resnet18" in done.stdout, done.stderr[-500:]
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert "function resnet18" in completed.stdout, completed.stderr[-500:]
 
 
 def test_a_function_of_a_cell_imports_it_in_a_worker():
@@ -142,5 +144,5 @@ def test_a_function_of_a_cell_imports_it_in_a_worker():
         "u.receive({'build_1': cloudpickle.dumps(build)});"
         "print(u.load('model', f'{u.DEFINED}:build_1', errors.ModelError)((3,), 2))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "function resnet18" in done.stdout, done.stderr[-500:]
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "function resnet18" in completed.stdout, completed.stderr[-500:]

@@ -108,15 +108,15 @@ def test_the_budget_holds_in_every_round_and_masks_move_only_when_they_should(sh
 
     monkeypatch.setattr(feddst.FedDSTServer, "aggregate", spy)
     strategy = run("feddst", 5, **READJUST, **{"feddst.keep": 0.3, "feddst.budgets": shares})
-    kept = feddst.budgets(strategy.setup)
+    counts = feddst.budgets(strategy.setup)
     total = sum(p.size for p in strategy.setup.layout if p.role is Role.WEIGHT)
-    assert sum(kept.values()) == pytest.approx(0.3 * total, abs=4)
+    assert sum(counts.values()) == pytest.approx(0.3 * total, abs=4)
     for plan, before, after, metrics in states:
         for name, mask in after.masks.items():
-            assert mask.sum() == kept[name]
+            assert mask.sum() == counts[name]
             assert not after.weights[name][~mask].any()
         if plan.round % 2:
-            assert all(np.array_equal(after.masks[name], before.masks[name]) for name in kept)
+            assert all(np.array_equal(after.masks[name], before.masks[name]) for name in counts)
         assert (metrics["grown"] > 0) is (plan.round % 2 == 0)
 
 
@@ -136,10 +136,10 @@ def test_keeping_everything_is_fedavg_bit_for_bit():
 def test_a_mask_costs_no_bytes_where_it_did_not_change():
     """keep .3: four bytes for each kept weight and each bias up; on the way down at most a bit a weight more."""
     strategy = run("feddst", 2, **{"feddst.keep": 0.3, "feddst.fraction": 0.0})
-    kept = sum(feddst.budgets(strategy.setup).values())
+    entries = sum(feddst.budgets(strategy.setup).values())
     masked = sum(p.size for p in strategy.setup.layout if p.role is Role.WEIGHT)
     rest = sum(p.size for p in strategy.setup.layout) - masked
     totals = strategy.report.totals.training
-    assert 2 * 2 * 4 * (kept + rest) <= totals.up < 2 * 2 * (4 * (kept + rest) + 400)
+    assert 2 * 2 * 4 * (entries + rest) <= totals.up < 2 * 2 * (4 * (entries + rest) + 400)
     # nothing travels down in round 1: both sides derive W_0 and the first masks
     assert totals.up / 2 < totals.down <= totals.up / 2 + 2 * (masked / 8 + 100)

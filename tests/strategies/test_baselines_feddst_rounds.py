@@ -64,9 +64,9 @@ def client(w, b, mask, data, after, readjust):
     w, b = trained(w, b, mask, data, 2 - after if readjust else 2)
     if not readjust:
         return w, b, mask, None, None
-    kept = np.flatnonzero(mask)
-    gone = kept[np.abs(w[kept]).argmin()]
-    left = of(set(kept) - {gone})
+    positions = np.flatnonzero(mask)
+    gone = positions[np.abs(w[positions]).argmin()]
+    left = of(set(positions) - {gone})
     free = np.flatnonzero(~left)  # what was just pruned is free, too
     grown = free[np.abs(slope(w, b, *data)[0][free]).argmax()]
     mask = left | of([grown])

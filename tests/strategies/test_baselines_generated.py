@@ -142,8 +142,8 @@ def test_a_gradient_beyond_the_clip_is_scaled_to_it():
     state = federation.server.joined(federation.server.init(), [federation.hosts[0].info])
     after, metrics = federation.round(state, 1)
     assert metrics["hypernetwork.norm"] > 1e-3
-    moved = sum(((after.weights[n].astype(np.float64) - w) ** 2).sum() for n, w in state.weights.items())
-    assert np.sqrt(moved) == pytest.approx(1e-3, rel=1e-2)
+    squares = sum(((after.weights[n].astype(np.float64) - w) ** 2).sum() for n, w in state.weights.items())
+    assert np.sqrt(squares) == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_a_step_to_weights_that_are_not_finite_ends_the_run_with_its_name():

@@ -94,9 +94,9 @@ def test_w_of_pfedme_descends_the_moreau_envelope_once_theta_has_converged():
         _, client = both("pfedme", **keys, **{"pfedme.steps": steps})
         client_state, upload = client.train(client.init(), down(w=w), Plan(2))
         local = float(client_state.model["w"][0])
-        moved = w - eta * (high - low) / 2e-3
+        expected = w - eta * (high - low) / 2e-3
         assert (abs(slopes(local).mean() - lam * (w - local)) < 1e-6) == converged
-        assert (abs(upload.tensors["w"].values[0] - moved) < 1e-5) == converged
+        assert (abs(upload.tensors["w"].values[0] - expected) < 1e-5) == converged
 
 
 def test_pfedme_counts_every_step_of_a_batch():

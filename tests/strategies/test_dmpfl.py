@@ -194,9 +194,9 @@ def test_a_mask_is_kept_in_phase_1_and_its_size_when_it_moves(optimizer):
     _, plain, _ = first_round(server, host)
     assert digest(plain.mask) == digest(start.mask)
     plan = Plan(1, "1", scalars={"prune": 0.5})
-    _, moved, sent = first_round(server, host, plan)
-    after = unpack(moved.mask, algorithm.layout)
-    trained, readjusted = spread(plain.personal, before), spread(moved.personal, after)
+    _, change, sent = first_round(server, host, plan)
+    after = unpack(change.mask, algorithm.layout)
+    trained, readjusted = spread(plain.personal, before), spread(change.personal, after)
     for p in algorithm.parts:
         assert after[p.name].sum() == before[p.name].sum() == algorithm.budget[p.name]
         assert (after[p.name] != before[p.name]).any()
@@ -301,8 +301,8 @@ def test_sparse_training_is_accounted_by_the_density_of_each_layer():
     first_round(server, host)
     first_round(dense[0], dense[1])
     algorithm, full = host.spent()["multiply-adds"], dense[1].spent()["multiply-adds"]
-    kept = {p.name: host.algorithm.budget[p.name] / p.size for p in host.algorithm.parts}
+    shares = {p.name: host.algorithm.budget[p.name] / p.size for p in host.algorithm.parts}
     assert algorithm / full == pytest.approx(0.5, abs=0.01)
-    assert set(kept.values()) == {0.5}
+    assert set(shares.values()) == {0.5}
     first_round(server, host, Plan(1, "1", scalars={"prune": 0.5}))
     assert host.spent()["multiply-adds"] == algorithm + full / assembly.setup.config.local_epochs

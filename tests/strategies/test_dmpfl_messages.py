@@ -155,7 +155,7 @@ def test_measured_bytes_are_those_of_the_formula():
     weights = sum(p.size for p in algorithm.parts)
     expected, holders, seen_mask = 0.0, {}, {}
     mask_version = weights_version = 0
-    kept = sum(algorithm.budget[p.name] for p in algorithm.parts)
+    entries = sum(algorithm.budget[p.name] for p in algorithm.parts)
     for line, record in zip(watch.lines, watch.records, strict=True):
         if line["phase"] == "closing":
             continue
@@ -163,9 +163,9 @@ def test_measured_bytes_are_those_of_the_formula():
         phase = plan.phase
         lacks_mask = seen_mask.get(name, 0) != mask_version
         if holders.get(name, 0) != weights_version:
-            expected += 4 * kept + lacks_mask * weights / 8
+            expected += 4 * entries + lacks_mask * weights / 8
         if phase != "2b":
-            expected += 4 * kept + (plan.scalars["prune"] > 0) * weights / 8
+            expected += 4 * entries + (plan.scalars["prune"] > 0) * weights / 8
         seen_mask[name], holders[name] = mask_version, weights_version
         if phase != "2b":
             weights_version = record.round

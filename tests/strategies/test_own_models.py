@@ -89,8 +89,8 @@ def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
     server = assembled.method.make_server(setup)
     first = {} if assembled.method.starts_from else server.model(server.init())
     if "fc1.weight" in first and method != "fedmask":  # whose weights are signs and one magnitude
-        kept = first["fc1.weight"] != 0  # sparse methods start at a mask
-        np.testing.assert_allclose(first["fc1.weight"][kept], weights[kept], atol=1e-7)
+        mask = first["fc1.weight"] != 0  # sparse methods start at a mask
+        np.testing.assert_allclose(first["fc1.weight"][mask], weights[mask], atol=1e-7)
 
 
 NONE, SOME = "model: {} sets none of its {} tensors", "model: 1 of {} tensors start as {} sets them"

@@ -128,13 +128,13 @@ def test_a_step_of_a_client_by_hand():
         for name in ("conv1.theta_u", "conv2.theta_u", "conv2.theta_v", "fc1.theta_v", "fc1.bias"):
             entries = module.body.get_parameter(name).view(-1)
             for at in (0, len(entries) // 3, len(entries) - 1):
-                kept, losses = float(entries[at]), []
+                value, losses = float(entries[at]), []
                 for step in (1e-6, -1e-6):
-                    entries[at] = kept + step
+                    entries[at] = value + step
                     losses.append(float(loss()))
-                entries[at] = kept
-                moved = kept - 0.1 * (losses[0] - losses[1]) / 2e-6
-                assert new[f"body.{name}"].reshape(-1)[at] == pytest.approx(moved, rel=1e-4, abs=1e-6)
+                entries[at] = value
+                stepped = value - 0.1 * (losses[0] - losses[1]) / 2e-6
+                assert new[f"body.{name}"].reshape(-1)[at] == pytest.approx(stepped, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("values", ["fp32", "fp16"])

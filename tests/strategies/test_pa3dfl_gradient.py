@@ -105,9 +105,9 @@ def test_a_step_by_hand():
     assert figures.loss == pytest.approx(1, rel=1e-6)
     assert figures.h == pytest.approx(9)
     assert figures.attended == 2
-    moved = {name: float((arrays[name] - after.weights[name]).item()) for name in arrays}
+    steps = {name: float((arrays[name] - after.weights[name]).item()) for name in arrays}
     expected = {"decoder.x.y.bias": -1, "decoder.x.y.weight": -3, "hidden.bias": -0.1, "hidden.weight": -0.4}
-    assert moved == pytest.approx(
+    assert steps == pytest.approx(
         {**expected, "encoder.0.weight": -0.1, "encoder.0.bias": -0.05, "log-temperature": 0}, rel=1e-5
     )
     assert float((embeddings["a"] - after.embeddings["a"]).item()) == pytest.approx(-0.05, rel=1e-5)
@@ -121,8 +121,8 @@ def test_the_gradients_norm_is_clipped():
     assert figures.norm > 0.5
     pairs = [(v, after.weights[k]) for k, v in state.weights.items()]
     pairs += [(v, after.embeddings[k]) for k, v in state.embeddings.items()]
-    moved = math.sqrt(sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in pairs))
-    assert moved == pytest.approx(0.25 * 0.5, rel=1e-3)
+    distance = math.sqrt(sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in pairs))
+    assert distance == pytest.approx(0.25 * 0.5, rel=1e-3)
 
 
 def test_a_step_that_would_absorb_too_much_is_shortened():

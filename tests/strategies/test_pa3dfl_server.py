@@ -193,8 +193,8 @@ def test_who_joins_late_has_an_embedding_from_its_name_and_takes_part_at_once():
     upload = federation.trained(state, 2)
     after, metrics = server.aggregate(state, Sent([upload]), federation.plan)
     assert metrics["hypernetwork.norm"] > 0
-    moved = after.hypernetwork.embeddings[late.name] - joined
-    assert 0 < np.abs(moved).max() < 0.5
+    step = after.hypernetwork.embeddings[late.name] - joined
+    assert 0 < np.abs(step).max() < 0.5
     again = federation.download(state, 2), federation.download(state, 2)
     assert digest_arrays(arrays(again[0])) == digest_arrays(arrays(again[1]))
 

@@ -39,10 +39,10 @@ def test_an_index_is_averaged_over_those_that_sent_it_and_nobodys_stays():
         sent = server.gated.update(start, model, on, 0.3, server.coding)
         uploads.append(Upload(ClientInfo(name, examples), Payload(sent)))
     after, metrics = server.aggregate(state, uploads, Plan(1))
-    moved = flat(server, after.weights) - flat(server, state.weights)
+    change = flat(server, after.weights) - flat(server, state.weights)
     expected = np.zeros(len(blocks.names))
     expected[blocks.first], expected[1], expected[2] = 7, 4, 8
-    np.testing.assert_allclose(moved, np.repeat(expected, blocks.sizes), atol=1e-5)
+    np.testing.assert_allclose(change, np.repeat(expected, blocks.sizes), atol=1e-5)
     untouched = np.repeat(expected == 0, blocks.sizes)
     assert (flat(server, after.weights) == flat(server, state.weights))[untouched].all()
     assert metrics["share-uploaded"] == pytest.approx((blocks.share(first) + blocks.share(second)) / 2)
@@ -106,8 +106,8 @@ def test_what_is_sent_is_exactly_what_changed(gating):
     after, upload = client.train(client.init(), Payload(), Plan(1))
     on, blocks = upload.tensors["blocks"].mask(), client.blocks
     before, now = (client.gated.flat.join(model) for model in (start, after.model))
-    moved = np.logical_or.reduceat(before != now, blocks.bounds[:-1])
-    assert np.array_equal(moved, on)
+    changed = np.logical_or.reduceat(before != now, blocks.bounds[:-1])
+    assert np.array_equal(changed, on)
     assert not on.all()
     assert np.array_equal(upload.tensors["delta"].dense(), now - before)
     assert upload.tensors["delta"].nnz == blocks.sizes[on].sum()
@@ -262,9 +262,9 @@ def test_a_gate_that_starts_at_one_learns(without):
     client = alone(24, **{"pfedgate.start": "one", "pfedgate.keep": 0.5, "pfedgate.without": without})
     state, _ = client.train(client.init(), Payload(), Plan(1))
     first = client.gated.first_gate(0.5)
-    moved = {name for name, array in state.gate.items() if not np.array_equal(array, first[name])}
-    assert "linear.weight" in moved
-    assert without == "post-norm" or "batch_norm.weight" in moved
+    changed = {name for name, array in state.gate.items() if not np.array_equal(array, first[name])}
+    assert "linear.weight" in changed
+    assert without == "post-norm" or "batch_norm.weight" in changed
 
 
 def test_keys_reach_the_gated_module():

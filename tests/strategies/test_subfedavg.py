@@ -106,16 +106,16 @@ def test_the_authors_cut_of_channels_at_once():
     counts = {}
     for cut in ("at-once", "steps"):
         prunable = of_model("lenet5-bn", (3, 32, 32), **{"subfedavg.channel-cut": cut}).prunable
-        kept, weights = prunable.whole, {}
+        masks, weights = prunable.whole, {}
         for name, gammas in zip(("conv1", "conv2"), GAMMAS, strict=True):
             weights[prunable.scales[name]] = -np.array(gammas, np.float32)  # the sign does not matter
         counts[cut] = [22]
         while len(counts[cut]) < 9:
-            kept = {**kept, **prunable.prune_channels(weights, kept)}
-            counts[cut].append(prunable.channels_left(kept))
+            masks = {**masks, **prunable.prune_channels(weights, masks)}
+            counts[cut].append(prunable.channels_left(masks))
             if cut == "at-once":
-                assert kept["conv1"].astype(int).tolist() == [0, 1, 1, 0, 1, 0]
-                assert kept["conv2"].astype(int).tolist() == [1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0]
+                assert masks["conv1"].astype(int).tolist() == [0, 1, 1, 0, 1, 0]
+                assert masks["conv2"].astype(int).tolist() == [1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0]
     assert counts == {"at-once": [22] + 8 * [11], "steps": [22, 20, 18, 16, 14, 13, 12, 11, 11]}
 
 
@@ -240,9 +240,9 @@ def test_the_gate_is_about_the_model_before_or_after_the_step(keys):
     for of, expected in (("before", whole), ("after", last)):
         algorithm.hyper = algorithm.hyper.model_copy(update={"accuracy_of": of})
 
-        def note(tested, kept, expected=expected):
+        def note(tested, masks, expected=expected):
             tested_models.append(tested)
-            assert all(np.array_equal(kept[name], mask) for name, mask in expected.items())
+            assert all(np.array_equal(masks[name], mask) for name, mask in expected.items())
             return 0.0
 
         algorithm.accuracy = note
@@ -315,10 +315,10 @@ def test_targets_are_met_exactly_and_both_sides_hold_the_same_masks():
     """fc weights that go with a channel count, so that channels alone may pass the target of fc1 only."""
     for keys in ({}, HYBRID):
         run = rounds(9, **{**keys, "subfedavg.target": 0.6, "subfedavg.step": 0.3, "subfedavg.channel-target": 0.25})
-        kept = run.host.algorithm.kept(run.client)
+        masks = run.host.algorithm.kept(run.client)
         server_masks = run.server.kept(run.state, run.host.info.name)
-        assert all(np.array_equal(kept[name], server_masks[name]) for name in kept)
-        assert {p.name: kept[p.name].sum() for p in run.server.prunable.weights} == {
+        assert all(np.array_equal(masks[name], server_masks[name]) for name in masks)
+        assert {p.name: masks[p.name].sum() for p in run.server.prunable.weights} == {
             p.name: p.size - round(0.6 * p.size) for p in run.server.prunable.weights
         }
         if keys:

@@ -60,12 +60,12 @@ def test_room_by_hand():
     assert pruning.room(pruning.whole, 1.0) == {p.name: p.size for p in pruning.weights}
 
 
-@pytest.mark.parametrize(("capacity", "kept"), [(1.0, 0.5), (0.7, 0.5), (0.3, 0.3)])
-def test_a_target_is_the_runs_or_higher(capacity, kept):
+@pytest.mark.parametrize(("capacity", "share"), [(1.0, 0.5), (0.7, 0.5), (0.3, 0.3)])
+def test_a_target_is_the_runs_or_higher(capacity, share):
     """Targets are shares of each layer's weights: .5 of 9,168 and 90 biases are .505 of all."""
     pruning = prunable()
     least = pruning.least(pruning.whole, capacity)
-    assert (sum(least.values()) + 90) / 9258 == pytest.approx(kept + 0.005 * (kept == 0.5), abs=5e-4)
+    assert (sum(least.values()) + 90) / 9258 == pytest.approx(share + 0.005 * (share == 0.5), abs=5e-4)
 
 
 @pytest.mark.parametrize("keys", [{}, HYBRID])
@@ -96,10 +96,10 @@ def test_a_client_of_the_hybrid_variant_that_fits_has_a_smaller_module():
     server, host = small(0.3, **HYBRID, **SHUT)
     algorithm = host.algorithm
     pruning, weights = algorithm.prunable, dict(server.setup.weights)
-    kept = pruning.fitted(weights, pruning.whole, 0.3)
-    assert 0.2 < pruning.rest(kept) / pruning.rest(pruning.whole) <= 0.3
-    assert 0.27 < 1 - pruning.pruned(kept) <= 0.3
-    cut = pruning.cut(kept)
+    masks = pruning.fitted(weights, pruning.whole, 0.3)
+    assert 0.2 < pruning.rest(masks) / pruning.rest(pruning.whole) <= 0.3
+    assert 0.27 < 1 - pruning.pruned(masks) <= 0.3
+    cut = pruning.cut(masks)
     assert sum(p.size for p in cut.layout) < sum(p.size for p in cut.full)
     plan = server.plan(1)
     state, _ = algorithm.train(algorithm.init(), server.newcomer(server.init(), host.info, plan), plan)
@@ -138,8 +138,8 @@ def test_with_a_capacity_of_1_nothing_differs():
     """The same masks and weights as without the capacity's code: a model that fits is not looked at."""
     run = rounds(3)
     pruning = run.server.prunable
-    kept = run.server.kept(run.state, run.host.info.name)
-    assert all(mask is kept[name] for name, mask in pruning.fitted({}, kept, 1.0).items())
+    masks = run.server.kept(run.state, run.host.info.name)
+    assert all(mask is masks[name] for name, mask in pruning.fitted({}, masks, 1.0).items())
 
 
 @pytest.mark.parametrize(("keys", "least"), [({}, (90 + 4) / 9258), (HYBRID, None)])

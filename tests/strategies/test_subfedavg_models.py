@@ -23,11 +23,11 @@ def test_the_module_that_trains_is_really_smaller(monkeypatch):
     )
     exchange(run.server, run.host, run.state, run.client, 3)
     (module,) = trained
-    kept = run.host.algorithm.kept(run.client)
+    masks = run.host.algorithm.kept(run.client)
     count = sum(p.numel() for p in module.parameters())
-    assert kept["conv1"].sum() + kept["conv2"].sum() == 24
-    assert count == parameters(run.server.prunable.cut(kept).layout) < 0.8 * parameters(run.server.layout)
-    assert module.conv2.weight.shape == (kept["conv2"].sum(), kept["conv1"].sum(), 3, 3)
+    assert masks["conv1"].sum() + masks["conv2"].sum() == 24
+    assert count == parameters(run.server.prunable.cut(masks).layout) < 0.8 * parameters(run.server.layout)
+    assert module.conv2.weight.shape == (masks["conv2"].sum(), masks["conv1"].sum(), 3, 3)
     figures = trainer.spent()
     whole, small = (sum(forward_multiply_adds(m, trainer.x).values()) for m in (trainer.make(), module))
     assert figures["flop-reduction"] == whole / small > 1.5
@@ -50,9 +50,9 @@ def test_figures_of_lenet5_with_half_of_its_channels_are_those_of_table_2():
 def test_masked_entries_count_by_density_in_the_multiply_adds_of_training(keys):
     run = rounds(2, **{**keys, "local-epochs": 2})
     algorithm = run.host.algorithm
-    trainer, kept = algorithm.trainer, algorithm.kept(run.client)
-    cut = algorithm.prunable.cut(kept)
-    free, layers = cut.take(algorithm.prunable.masks(kept)), multiply_adds(cut_model(trainer.make, cut), trainer.x[:1])
+    trainer, masks = algorithm.trainer, algorithm.kept(run.client)
+    cut = algorithm.prunable.cut(masks)
+    free, layers = cut.take(algorithm.prunable.masks(masks)), multiply_adds(cut_model(trainer.make, cut), trainer.x[:1])
     assert free["fc1.weight"].mean() < 0.95
     trainer.spent()
     exchange(run.server, run.host, run.state, run.client, 3)
@@ -69,14 +69,14 @@ def test_pruned_entries_are_not_trained(keys):
     """
     run = rounds(2, **{**keys, "momentum": 0.5})
     algorithm, (download, plan) = run.host.algorithm, downloaded(run, 3)
-    kept = algorithm.kept(run.client)
+    masks = algorithm.kept(run.client)
     start = algorithm.received_weights(run.client, download, plan)
-    after = algorithm.fit_kept(start, kept, plan)
-    for name, mask in algorithm.prunable.masks(kept).items():
+    after = algorithm.fit_kept(start, masks, plan)
+    for name, mask in algorithm.prunable.masks(masks).items():
         assert not start[name][~mask].any()
         assert not after[name][~mask].any(), name
         assert name.endswith("bias") or (after[name] != start[name])[mask].any(), name
-    assert not kept["fc1.weight"].all()
+    assert not masks["fc1.weight"].all()
 
 
 def test_pruned_entries_stay_0_and_the_client_predicts_with_what_it_kept():

@@ -58,13 +58,13 @@ def test_a_csv_of_numbers_is_learned_exported_and_predicted(tmp_path, monkeypatc
     directory = write_csv(tmp_path / "houses", ["price"])
     flat = folder(directory, task="regression", **{"target-unit": "k€", "name": "houses", "rounds": 20})
     options = [word for key, value in flat.items() for word in ("--set", f"{key}={value}")]
-    done = CliRunner().invoke(app, ["run", "--workers", "1", *options])
-    assert done.exit_code == 0, done.output
-    assert "rmse in k€" in done.stdout
-    assert "Rmse in k€ on test data" in done.stdout
-    assert "%" not in done.stdout.split("Bytes of payloads")[0].replace("worst 10 %", "").replace("10 %", "")
-    shown = CliRunner().invoke(app, ["show", "runs/houses", "--csv", "out.csv"])
-    assert shown.exit_code == 0, shown.output
+    result = CliRunner().invoke(app, ["run", "--workers", "1", *options])
+    assert result.exit_code == 0, result.output
+    assert "rmse in k€" in result.stdout
+    assert "Rmse in k€ on test data" in result.stdout
+    assert "%" not in result.stdout.split("Bytes of payloads")[0].replace("worst 10 %", "").replace("10 %", "")
+    result = CliRunner().invoke(app, ["show", "runs/houses", "--csv", "out.csv"])
+    assert result.exit_code == 0, result.output
     assert "rmse/trained/mean" in (tmp_path / "out.csv").read_text()
     assert "together/trained/r2" in (tmp_path / "out.csv").read_text()
     assert CliRunner().invoke(app, ["export", "runs/houses", "0", "--out", "m.safetensors"]).exit_code == 0

@@ -147,9 +147,9 @@ def test_a_run_from_elsewhere_brings_no_markup(tmp_path):
     errors(tmp_path / "run", [1.0, 2.0, 3.0], unit="[red]<b>")
     comparison = read_comparison([str(tmp_path / "run")])
     assert comparison.measure == Measure("rmse", "", higher=False)
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
-    assert shown.exit_code == 0
-    assert "[red]" not in shown.output
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert result.exit_code == 0
+    assert "[red]" not in result.output
 
 
 def test_the_figures_of_a_server_name_the_metric():
@@ -194,5 +194,5 @@ def test_a_classification_imports_no_torchmetrics():
         "run_in_process(assemble(keys), workers=1)\n"
         "print([name for name in sys.modules if name.startswith('torchmetrics')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(completed.stdout.splitlines()[-1]) == []

@@ -90,8 +90,8 @@ def test_metrics_models_files_and_predictions_are_in_the_unit_of_the_targets(nam
     assert rmse == pytest.approx(shown["rmse"].iloc[-1], rel=1e-4)
     predictions = run.predict(0, rows)
     assert np.abs(predictions.drop(columns="example").to_numpy() - truth).mean() < 2 * truth.std(0).mean()
-    done = CliRunner().invoke(app, ["export", "runs/run", "0", "--out", "m.safetensors"])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["export", "runs/run", "0", "--out", "m.safetensors"])
+    assert result.exit_code == 0, result.output
     file = load("m.safetensors")(part.test.x.astype(np.float32))
     np.testing.assert_allclose(file, predicted, rtol=1e-6, atol=1e-6 * truth.std())
     assert file.std() > 0.1 * truth.std()
@@ -102,8 +102,8 @@ def test_an_onnx_file_gives_targets_in_their_unit(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
     learn(write(tmp_path / "data", "millions"), clients=2, rounds=3, name="run")
-    done = CliRunner().invoke(app, ["export", "runs/run", "1", "--out", "m.safetensors", "--onnx"])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["export", "runs/run", "1", "--out", "m.safetensors", "--onnx"])
+    assert result.exit_code == 0, result.output
     session, rows = onnxruntime.InferenceSession("m.onnx"), generated(1e6).drop(columns="label").to_numpy("float32")
     kind = {"tensor(float)": np.float32, "tensor(double)": np.float64}[session.get_inputs()[0].type]
     outputs = session.run(None, {"x": rows.astype(kind)})[0]

@@ -84,9 +84,9 @@ def test_a_tutorial_runs_and_prints_what_it_shows(name, examples_directory):  # 
                 assert line.startswith(".venv/bin/sepal ")
                 if not compared:
                     words = line.removeprefix(".venv/bin/sepal ") + " --workers 1" * (" run " in line)
-                    done = sepal(words)
-                    assert done.exit_code == 0, done.output
-                    printed += done.output
+                    result = sepal(words)
+                    assert result.exit_code == 0, result.output
+                    printed += result.output
     summaries = list((examples_directory / "runs").glob("*/summary.json"))
     assert len(summaries) == 1, "the Python block finds the command's run"
 

@@ -47,6 +47,6 @@ def _seconds(way: str, row: str, python: str) -> float:
     """Return the median CPU seconds of a round but the first, in a process of its own."""
     command = [python if way in OTHERS else sys.executable, "-m", "tools.bench.peer_ways", way, row]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, check=True, text=True, encoding="utf-8", env=environment)
-    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])[1:]
+    completed = subprocess.run(command, capture_output=True, check=True, text=True, encoding="utf-8", env=environment)
+    seconds: list[float] = json.loads(completed.stdout.splitlines()[-1])[1:]
     return statistics.median(seconds)

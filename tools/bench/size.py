@@ -138,8 +138,8 @@ def run_once(engine: str, method: str, clients: int) -> dict[str, Any]:
     result = run({**KEYS, "clients": clients, "rounds": ROUNDS, **METHODS[method]})
     memory.stopped.set()
     first, second = result["lines"][ROUNDS - 2 : ROUNDS]
-    moved = {way: second["bytes"]["total"][way] - first["bytes"]["total"][way] for way in ("down", "up")}
-    figures = {f"{way}_bytes_a_client": count // clients for way, count in moved.items()}
+    round_bytes = {way: second["bytes"]["total"][way] - first["bytes"]["total"][way] for way in ("down", "up")}
+    figures = {f"{way}_bytes_a_client": count // clients for way, count in round_bytes.items()}
     return {"peaks": memory.peaks, "figures": {"round_seconds": second["seconds"]["total"], **figures}}
 
 
@@ -147,10 +147,12 @@ def apart(engine: str, method: str, clients: int) -> dict[str, Any]:
     """Return :func:`run_once` of a new process."""
     code = f"import json; from {HERE} import run_once; print(json.dumps(run_once({engine!r}, {method!r}, {clients})))"
     begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, encoding="utf-8")
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, encoding="utf-8"
+    )
+    if completed.returncode:
+        raise RuntimeError(completed.stderr[-2000:])
+    result: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
     result["figures"]["seconds_in_all"] = time.monotonic() - begun
     return result
 

@@ -82,7 +82,9 @@ def _read(way: str, place: Path, before: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="sepal-bench-") as cache:
         environment = {**os.environ, "PYTHONPATH": before if way == "before" else str(HERE), "SEPAL_CACHE": cache}
         command = [sys.executable, "-c", PARSE, str(place)] if way == "pyarrow" else script
-        done = subprocess.run(command, capture_output=True, check=True, text=True, encoding="utf-8", env=environment)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        completed = subprocess.run(
+            command, capture_output=True, check=True, text=True, encoding="utf-8", env=environment
+        )
+    found: dict[str, float] = json.loads(completed.stdout.splitlines()[-1])
     print(f"{way}: {found}", file=sys.stderr)
     return found

@@ -105,8 +105,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
             continue
         _addresses[path] = f"source/{path}.md"
-        shown = File.generated(config, _addresses[path], content=_shown(path), inclusion=InclusionLevel.NOT_IN_NAV)
-        files.append(shown)
+        page = File.generated(config, _addresses[path], content=_shown(path), inclusion=InclusionLevel.NOT_IN_NAV)
+        files.append(page)
     return files
 
 

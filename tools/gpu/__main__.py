@@ -62,8 +62,10 @@ def run(device: str, page: Path, limit: float = LIMIT) -> None:
     """Run all parts and write the page, after each part again."""
     begun, text = time.monotonic(), HEAD
     for name, (_, title, seconds) in PARTS.items():
-        left = limit - (time.monotonic() - begun)
-        lines, end = section(name, device, min(seconds, left)) if left > 1 else ([], "not run: no time left")
+        seconds_left = limit - (time.monotonic() - begun)
+        lines, end = (
+            section(name, device, min(seconds, seconds_left)) if seconds_left > 1 else ([], "not run: no time left")
+        )
         print(f"gpu: {name}: {end}", flush=True)
         text += "\n".join([f"\n## {title}", *lines, "", f"({end})", ""])
         page.write_text(text, encoding="utf-8")

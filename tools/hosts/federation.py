@@ -137,7 +137,7 @@ def cut_after(hosts: Hosts, number: int, path: Path, round: int, seconds: float)
     Returns:
         A function that says whether the cable was cut and is back.
     """
-    done, network = threading.Event(), hosts.network
+    cable_is_back, network = threading.Event(), hosts.network
 
     def watch() -> None:
         end = time.monotonic() + 600
@@ -147,9 +147,9 @@ def cut_after(hosts: Hosts, number: int, path: Path, round: int, seconds: float)
                 network.cut(number)
                 time.sleep(seconds)
                 network.reconnect(number)
-                done.set()
+                cable_is_back.set()
                 return
             time.sleep(0.05)
 
     threading.Thread(target=watch, daemon=True).start()
-    return done.is_set
+    return cable_is_back.is_set

@@ -130,7 +130,7 @@ class NamespaceNetwork:
 
 def run(*command: str) -> str:
     """Run a command and return what it printed; raise an error if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+    if completed.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {completed.stderr.strip()}")
+    return completed.stdout

@@ -17,6 +17,7 @@ from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import DatasetInfo, Source
 from sepal.data.locations import cache_directory, data_directory, home_of, reachable
 from sepal.data.own import OWN
+from sepal.data.sources.images import MixedSizesError
 from sepal.errors import DataError, suggest
 
 LAYOUT = 6  # increase when the content of a cache entry changes
@@ -152,13 +153,33 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
         cached = _from_cache(entry)
         if cached is not None:
             return cached
-        source = _checked(name, _read(reader, name, directory, folder))
+        mixed = entry.with_name(f"{entry.name}-mixed")
+        _raise_mixed(mixed)
+        try:
+            source = _checked(name, _read(reader, name, directory, folder))
+        except MixedSizesError as error:  # each run of a plan asks first whether the images have one size
+            facts = {"key": error.key, "expected": error.expected, "got": error.got, "files": dict(error.files)}
+            cache.write(mixed, {}, facts, private=True)
+            raise
         arrays = {"x": source.x, "y": source.y}
         if source.natural is not None:
             arrays["natural"] = source.natural
         notes = {"info": asdict(source.info), "counts": (source.train_count, source.validation_count)}
         written = cache.write(entry, arrays, notes, private=name in FILES)  # a copy of the user's own data
     return (_from_cache(entry) if written else None) or source
+
+
+def _raise_mixed(entry: Path) -> None:
+    """Raise the error that was found when these files were last read.
+
+    Raises:
+        MixedSizesError: Images have several sizes.
+    """
+    facts = (cache.read(entry) or ({}, {}))[1]
+    if facts.keys() == {"key", "expected", "got", "files"}:
+        error = MixedSizesError(facts["key"], facts["expected"], facts["got"])
+        error.files = facts["files"]
+        raise error
 
 
 def folder_key(name: str, folder: FolderSettings) -> tuple[str, ...]:

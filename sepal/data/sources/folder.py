@@ -255,8 +255,8 @@ def info_of_schema(keys: FolderSettings) -> DatasetInfo:
     )
     info = _info(np.empty((0, len(schema.inputs))), len(names) if classified else len(labels), bool(roles.person))
     facts: dict[str, Any] = {"columns": schema.inputs, "schema": schema.text(), "table": keys.standardize}
-    shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
-    return replace(info, labelled=classified, class_names=shown, **facts)
+    printable_names = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
+    return replace(info, labelled=classified, class_names=printable_names, **facts)
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:
@@ -427,9 +427,11 @@ def source_of(
     if task == CLASSIFICATION and all(map(str.isdecimal, names)) and list(names) != sorted(names, key=int):
         odd = next(number for number, name in enumerate(names) if int(name) != number)
         notes = (*notes, f"{key}: classes are in the order of texts: class {odd} is {names[odd]} (folder.classes)")
-    shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
+    printable_names = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
     validation_count = 0 if validation is None else len(parts[1][1])
-    return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people, validation_count)
+    return Source(
+        replace(info, class_names=printable_names, notes=notes), x, y, len(parts[0][1]), people, validation_count
+    )
 
 
 def _classes_of(key: str, y: Labels, names: Sequence[str]) -> int:
@@ -448,10 +450,10 @@ def _without_examples(key: str, y: Labels, classes: int, names: Sequence[str]) -
     lacking = np.flatnonzero(np.bincount(y, minlength=classes) == 0)
     if not len(lacking):
         return ()
-    shown = ", ".join(names[n] if names else str(n) for n in lacking[:SHOWN])
+    examples = ", ".join(names[n] if names else str(n) for n in lacking[:SHOWN])
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
     words = "; are they quantities? task = regression predicts them" if classes > MANY and not names else ""
-    return (f"{key}: {len(lacking)} of {classes} classes have no example: {shown}{more}{words}",)
+    return (f"{key}: {len(lacking)} of {classes} classes have no example: {examples}{more}{words}",)
 
 
 def _limited(key: str, noun: str, count: int) -> int:

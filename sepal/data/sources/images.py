@@ -61,6 +61,14 @@ class MixedSizesError(DataError):
     files: Mapping[str, str] = MappingProxyType({})
 
 
+def left_as_they_are(mixed: MixedSizesError) -> MixedSizesError:
+    """Return the error for a run whose config says that images keep their sizes: who reads it may not have set that."""
+    got = f'{mixed.got}; the run config has folder.resize = "", which leaves images as they are'
+    error = MixedSizesError(mixed.key, mixed.expected, got)
+    error.files = mixed.files
+    return error
+
+
 class OneSize:
     """Checks while images are read that they have one size, so that the first one of another size ends the reading.
 

@@ -214,8 +214,8 @@ class Flower(Processes):
         if not run:
             raise FlowerError("flwr run", "a run to be started", lines[-1] if lines else "no answer")
         while (ended := self.status(run))[0] in UNDER_WAY:
-            left = deadline - time.monotonic()
-            if left < 0:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left < 0:
                 raise FlowerError("flwr run", f"an end within {timeout:g} s", ended[0])
             shown = set(lines)  # the log starts over from its beginning
 
@@ -223,7 +223,7 @@ class Flower(Processes):
                 if line not in shown:
                     show(line)
 
-            more = self.output(["flwr", "log", run, CONNECTION, "--stream"], left, tick, unseen)
+            more = self.output(["flwr", "log", run, CONNECTION, "--stream"], seconds_left, tick, unseen)
             lines += [line for line in more if line not in shown]
         return AppRun(run, ended[0], tuple(lines), ended[1])
 

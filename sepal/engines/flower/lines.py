@@ -77,8 +77,8 @@ class Lines:
         """Take a line without its end."""
         plain = _COLOUR.sub("", line)
         self._log.write(plain)
-        for shown in [line] if self._everything else self._news(plain):
-            self._show(shown)
+        for news in [line] if self._everything else self._news(plain):
+            self._show(news)
 
     def _counts(self) -> list[str]:
         """Return how often the lines of the run came that came more than once, and forget them."""

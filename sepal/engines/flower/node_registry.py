@@ -183,13 +183,13 @@ class NodeRegistry:
 
     def _run(self, command: list[str]) -> dict[str, object] | str:
         """Run a command that prints JSON and return its answer, or its message as text if it fails."""
-        done = subprocess.run(
+        completed = subprocess.run(
             command, env=dict(self._environment), capture_output=True, text=True, check=False, encoding="utf-8"
         )
         try:
-            answer = json.loads(done.stdout[done.stdout.index("{") :])
+            answer = json.loads(completed.stdout[completed.stdout.index("{") :])
         except ValueError:
-            return one_line(COLOURS.sub("", done.stdout + done.stderr))
+            return one_line(COLOURS.sub("", completed.stdout + completed.stderr))
         return answer if answer.get("success") else str(answer.get("error-message", answer))
 
     def _remember(self) -> None:

@@ -149,8 +149,8 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
             yield Finding("TLS", True, "none: everybody on the way can read and change everything")
         return
     end = expiry(credentials.authority)
-    left, authority = (end - datetime.now(UTC)).total_seconds() / DAY, credentials.authority
-    if left <= 0:
+    days_left, authority = (end - datetime.now(UTC)).total_seconds() / DAY, credentials.authority
+    if days_left <= 0:
         expired = f"{authority} expired on {end:%Y-%m-%d}, or this clock is wrong"
         yield Finding("certificate", False, f"{expired}: {AT_CLIENT}")
         return
@@ -162,7 +162,7 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
         days = (ends - time.time()) / DAY
         renew = ": renew it with `sepal certs`" if days <= max(WARN_DAYS) else ""
         yield Finding("certificate", True, f"valid for {host} for {days:.0f} more days{renew}")
-        if left <= max(WARN_DAYS):
+        if days_left <= max(WARN_DAYS):
             yield Finding("certificate", True, f"{authority} expires on {end:%Y-%m-%d}: {AT_CLIENT}")
         if grpc == speaks_http():
             yield _other_transport()

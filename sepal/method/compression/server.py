@@ -125,7 +125,7 @@ class CompressedServer:
         update = compress(self.flat.join(self.inner.model(inner)) - state.held, self.how, self.coding)
         changed = state.changed.copy()
         changed[update.positions()] = plan.round
-        kept = {r: u for r, u in state.history.items() if int(r) > plan.round - self.how.cache}
+        cached_updates = {r: u for r, u in state.history.items() if int(r) > plan.round - self.how.cache}
         clients = [client.name for client in uploads.clients]
         after = replace(
             state,
@@ -133,7 +133,7 @@ class CompressedServer:
             held=plus(state.held, update),
             changed=changed,
             round=plan.round,
-            history={**kept, str(plan.round): update},
+            history={**cached_updates, str(plan.round): update},
             synced={**state.synced, **dict.fromkeys(clients, state.round)},
         )
         missed = float(np.mean([state.round - state.synced.get(name, 0) for name in clients]))

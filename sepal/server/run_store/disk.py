@@ -232,10 +232,12 @@ class DiskRunStore:
         self._write(self._directory / f"round-{progress.round:06d}.safetensors", progress)
         self._durable[progress.round] = progress.versions
         files = self._files()
-        kept = files[-3 if progress.closed else -2 :]  # also that of the last training round, to extend the run from
-        for path in files[: -len(kept)]:
+        newest_files = files[
+            -3 if progress.closed else -2 :
+        ]  # also that of the last training round, to extend the run from
+        for path in files[: -len(newest_files)]:
             path.unlink()
-        oldest = _round_of(kept[0])
+        oldest = _round_of(newest_files[0])
         self._durable = {round: versions for round, versions in self._durable.items() if round >= oldest}
         for directory in self._rounds("uploads", lambda round: round <= oldest):
             shutil.rmtree(directory)

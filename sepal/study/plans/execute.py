@@ -77,16 +77,16 @@ def execute(
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a kill leaves no run behind
     failed: dict[str, str] = {}
-    left = [run for run in runs if not has_ended(run, out)]
+    missing_runs = [run for run in runs if not has_ended(run, out)]
     if hours > 0:
-        _check_data(left)
+        _check_data(missing_runs)
     private_directory(out)  # tables and reports are written next to the runs
-    jobs = max(1, min(jobs or cores(), len(left)))
+    jobs = max(1, min(jobs or cores(), len(missing_runs)))
     try:
         with tempfile.TemporaryDirectory() as scratch, display:
-            display.start(len(runs), len(left), out)
+            display.start(len(runs), len(missing_runs), out)
             run_processes = RunProcesses(out, Path(scratch), workers, display)
-            for run, going in run_needed(lambda: left, run_processes, jobs, hours, name=lambda run: run.name):
+            for run, going in run_needed(lambda: missing_runs, run_processes, jobs, hours, name=lambda run: run.name):
                 going.process.join()
                 trouble = _last_line(Path(scratch) / run.name) if going.process.exitcode else ""
                 failed |= {run.name: trouble} if trouble else {}
@@ -120,8 +120,8 @@ class RunProcesses:
 
     def ended(self, going: Iterable[_RunProcess]) -> list[_RunProcess]:
         """Return those that have ended, or wait for a moment, and show the runs' newest rounds."""
-        if done := [task for task in going if not task.process.is_alive()]:
-            return done
+        if ended_tasks := [task for task in going if not task.process.is_alive()]:
+            return ended_tasks
         self._display.look()
         time.sleep(POLL)
         return []

@@ -121,8 +121,10 @@ def in_stages(plan: PlanFile, only: str, out: Path, execute: Execute) -> list[st
     list(plan.runs(only))  # raises if ``only`` is not a block
     while True:
         every = plan.runs(chosen=chosen(plan, out, failed))
-        left = [run for run in every if run.block in names and run.name not in tried]
-        stage = list(itertools.takewhile(lambda run: run.ready, left)) or [run for run in left if run.ready]
+        missing_runs = [run for run in every if run.block in names and run.name not in tried]
+        stage = list(itertools.takewhile(lambda run: run.ready, missing_runs)) or [
+            run for run in missing_runs if run.ready
+        ]
         if not stage:
             return failed
         tried |= {run.name for run in stage}
@@ -160,8 +162,8 @@ class Executor:
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
         """Execute the missing ones of ``runs``; return the names of those that failed, each with its cause."""
-        left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
-        failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=left)
+        hours_left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
+        failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=hours_left)
         tried = {run.name for run in runs}
         causes = {name: cause for name, cause in failures(self._out).items() if name not in tried} | failed
         lines = "".join(f"{name}: {causes[name]}\n" for name in sorted(causes))

@@ -167,8 +167,8 @@ def read_search(path: Path) -> Search:
             variant = ",".join(filter(None, (name, label)))
             variants[variant] = {"method": method, **fixed_keys, **values}
             all_trials.append(Trial(name, variant, values))
-    kept = {key: value for key, value in settings.items() if key not in methods}
-    table |= {"methods": list(variants), "settings": {**kept, **variants}}
+    shared_settings = {key: value for key, value in settings.items() if key not in methods}
+    table |= {"methods": list(variants), "settings": {**shared_settings, **variants}}
     return Search(path.name, make_plan(path, table), tuple(all_trials), chosen_by)
 
 

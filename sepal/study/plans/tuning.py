@@ -101,15 +101,15 @@ def _grids(
             whole = {key: tuple(values) if isinstance(values, list) else (values,) for key, values in lists.items()}
         if both := [key for key in swept if key in whole]:
             raise ConfigError(f"{file}: settings.{both[0]}", "no list, as the trials search it", "a list")
-        left = {key: values for key, values in whole.items() if key not in variant_keys}
-        if left == whole:
+        other_keys = {key: values for key, values in whole.items() if key not in variant_keys}
+        if other_keys == whole:
             sizes[name] = math.prod(map(len, whole.values()))
             first = next(iter(sizes))
             if sizes[name] != sizes[first]:
                 expected = f"as many trials as for {first}, {sizes[first]}"
                 raise ConfigError(f"{file}: grid of {name}", expected, sizes[name])
-        if left:
-            yield variant, left
+        if other_keys:
+            yield variant, other_keys
 
 
 def _rate(keys: Mapping[str, Any]) -> float:

@@ -58,12 +58,12 @@ def write_run(
     lines, ledger = [], []
     for number, values in enumerate(rounds, 1):
         last = number == len(rounds)
-        done = min(number, len(rounds) - 1)
+        rounds_over = min(number, len(rounds) - 1)
         sizes = {
-            "up": UP * volume * count * done,
-            "down": DOWN * volume * count * done,
-            "up_dense": UP * count * done,
-            "down_dense": DOWN * count * done,
+            "up": UP * volume * count * rounds_over,
+            "down": DOWN * volume * count * rounds_over,
+            "up_dense": UP * count * rounds_over,
+            "down_dense": DOWN * count * rounds_over,
         }
         views = {
             "received": figures(values),

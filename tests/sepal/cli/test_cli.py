@@ -262,11 +262,11 @@ def test_tables_fit_80_columns(finished):
 @pytest.mark.parametrize("rounds", [1, 2, 12, 13, 31, 401, 1001])
 def test_long_runs_are_thinned_out_to_round_numbers(rounds):
     lines = [{"round": round} for round in range(1, rounds + 1)]
-    kept = [line["round"] for line in spaced(lines, 12)]
-    assert kept[0] == 1
-    assert kept[-1] == rounds
-    assert len(kept) <= 14
-    assert kept == sorted(set(kept))
+    numbers = [line["round"] for line in spaced(lines, 12)]
+    assert numbers[0] == 1
+    assert numbers[-1] == rounds
+    assert len(numbers) <= 14
+    assert numbers == sorted(set(numbers))
 
 
 # methods, keys
@@ -399,7 +399,7 @@ def test_the_table_at_the_end_marks_the_deployed_view_and_who_chose_the_best_rou
 
 def test_a_run_takes_method_data_and_rounds_as_options(here):
     sets = ("clients=2", "partition.subsample=200", "evaluate-every=0", "rounds=9", "method=fedavg")
-    done = sepal(
+    result = sepal(
         "run",
         "--method",
         "local",
@@ -413,7 +413,7 @@ def test_a_run_takes_method_data_and_rounds_as_options(here):
         "1",
         *(word for pair in sets for word in ("--set", pair)),
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     config = tomllib.loads((here / "runs" / "short" / "config.toml").read_text())
     assert (config["method"], config["dataset"], config["rounds"], config["clients"]) == ("local", "digits", 1, 2)
     bad = sepal("run", "--method", "fedavgg")

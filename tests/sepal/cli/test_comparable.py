@@ -135,9 +135,9 @@ def test_a_comparison_is_found_by_its_name_and_refuses_what_is_for_one_run(tmp_p
     runs = [{"name": "a", "label": "fedavg", "cell": ""}]
     index = {"title": "Both", "view": "trained", "target": None, "runs": runs}
     (tmp_path / "runs" / "both" / INDEX).write_text(json.dumps(index))
-    shown = sepal("show", "both")
-    assert shown.exit_code == 0
-    assert "fedavg" in shown.stdout
+    result = sepal("show", "both")
+    assert result.exit_code == 0
+    assert "fedavg" in result.stdout
     words = "expected one run, not a comparison"
     assert words in refusal("show", "both", "--tensorboard", tmp_path / "board")
     assert words in refusal("show", "both", "--beside", "a")
@@ -174,9 +174,9 @@ def views_of(shown):
 
 def test_deployed_is_the_first_accuracy_and_of_the_methods_view(three):
     """In the terminal, whole at 80 characters, and in the report; the CSV file names the view."""
-    shown = sepal("show", three, "--all", "--csv", three / "comparison.csv")
-    assert shown.exit_code == 0, shown.stderr
-    table = views_of(shown.stdout)
+    result = sepal("show", three, "--all", "--csv", three / "comparison.csv")
+    assert result.exit_code == 0, result.stderr
+    table = views_of(result.stdout)
     head = ["deployed", "kept", "trained", "received"]  # without pooled, which no run has
     assert re.search(r"^ +(.+?) +deployed\n", table)[1].split() == head
     page = live_parts(read_comparison([str(three)]))["tables"]

@@ -124,9 +124,9 @@ def test_a_bad_plan_is_one_line_before_anything_runs(tmp_path, old, new, words):
 
 def test_a_missing_directory_of_data_is_one_line_before_anything_runs(tmp_path):
     text = (ROOT / "examples" / "folder.toml").read_text().replace("PHOTOS", f"{tmp_path}/fotos")
-    done = sepal("compare", plan_file(tmp_path, text), "--out", tmp_path / "out")
-    assert done.exit_code == 2
-    (line,) = done.stderr.strip().splitlines()
+    result = sepal("compare", plan_file(tmp_path, text), "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
     assert line.startswith("sepal: data-dir: expected a directory with one .npz")
     assert line.endswith(f"{tmp_path}/fotos")
     assert not (tmp_path / "out").exists()

@@ -39,9 +39,9 @@ def completed(home, *words):
     """What bash offers after ``words``, of which the last is not complete."""
     environment = {"PATH": f"{home / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(home)}
     script = [BASH, "--noprofile", "--norc", "-c", ASKS, "bash", *words]
-    done = subprocess.run(script, cwd=home, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    completed = subprocess.run(script, cwd=home, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_nothing_that_takes_seconds_is_imported_to_complete(home, words):
     environment = {"PYTHONPATH": str(ROOT), "HOME": str(home), "_SEPAL_COMPLETE": "complete_bash"}
     environment |= {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1), "PYTHONPROFILEIMPORTTIME": "1"}
     command = [home / "bin" / "sepal"]
-    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    completed = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
+    assert completed.stdout
+    imported = {line.rpartition("|")[2].strip() for line in completed.stderr.splitlines()}
     assert "sepal.cli.app" in imported
     assert not {"torch", "flwr"} & imported

@@ -77,6 +77,21 @@ def test_noise_alone_is_rarely_called_a_rise_and_a_rise_in_noise_is_found():
     assert sum(conclusion.goes_on for conclusion in over_five) <= 10
 
 
+def test_a_steady_rise_has_no_noise_and_its_scatter_is_left_to_noise():
+    """A line of 2 points a round, windows of 3: variance .02² · 3 · 4 / 12, so error √(2 · .0004 / 3) = .01633.
+
+    Windows .31, .31, .35 and .37, .37, .41 rise by .06, too: variance .000533 in each, error √(2 · .000533 / 3) =
+    .018856; the line's part of its square is again .016330² = .000267, so the noise is √(.000356 - .000267) = .009428.
+    """
+    steady = rise(lines(0.02 * np.arange(20)), "received")
+    assert (steady.mean, steady.error) == pytest.approx((0.06, 0.016330), rel=1e-4)
+    assert steady.noise == pytest.approx(0, abs=1e-8)
+    noisy = rise(lines([0.0] * 14 + [0.31, 0.31, 0.35, 0.37, 0.37, 0.41]), "received")
+    assert (noisy.mean, noisy.error, noisy.noise) == pytest.approx((0.06, 0.018856, 0.009428), rel=1e-3)
+    two = mean_rise([noisy, noisy])
+    assert (two.mean, two.noise) == pytest.approx((0.06, 0.009428 / 2**0.5), rel=1e-3)
+
+
 def test_it_is_the_deployed_models_curve_on_the_sampled_rounds():
     """A kept model is judged by the trained one's curve. Full evaluations count only where there are no others."""
     rising = lines(np.linspace(0.2, 0.8, 20))

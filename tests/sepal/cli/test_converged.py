@@ -96,11 +96,11 @@ def test_what_is_wrong_is_one_line_before_anything_runs(file: Path, old: str, ne
 
 def test_tables_and_report_say_how_many_rounds_were_run(tmp_path: Path) -> None:
     """FedAvg ended after 30 and 41 of 90 rounds; Local had all of its 50."""
-    for method, seed, done, limit in (("fedavg", 0, 30, 90), ("fedavg", 1, 41, 90), ("local", 0, 50, 50)):
+    for method, seed, rounds_over, limit in (("fedavg", 0, 30, 90), ("fedavg", 1, 41, 90), ("local", 0, 50, 50)):
         path = write_run(tmp_path / f"{method}-seed{seed}", method=method, seed=seed, rounds=limit)
         summary = json.loads((path / "summary.json").read_text())
-        summary["rounds"] = done
-        summary["stopped"] = {"by": "stop-after", "reason": "it stood still"} if done < limit else None
+        summary["rounds"] = rounds_over
+        summary["stopped"] = {"by": "stop-after", "reason": "it stood still"} if rounds_over < limit else None
         (path / "summary.json").write_text(json.dumps(summary))
     comparison = read_comparison([str(tmp_path)])
     console = Console(file=io.StringIO(), width=200)

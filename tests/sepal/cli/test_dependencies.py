@@ -25,8 +25,8 @@ WORDS = {"local"}  # a method's name, and a word
 
 def test_help_imports_nothing_heavy():
     code = f"import sys, sepal.cli.main; print(*(name for name in {HEAVY} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.split() == []
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert completed.stdout.split() == []
 
 
 def test_on_a_terminal_a_command_says_at_once_that_it_starts():
@@ -75,14 +75,14 @@ def test_the_first_line_comes_before_what_takes_long_is_imported(arguments, line
 )
 def test_lists_need_neither_torch_nor_flower(tmp_path, command, word):
     write_run(tmp_path / "one")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "sepal.cli", command, *[str(tmp_path)] * (command == "ls")],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert word in done.stdout
-    assert [name for name in SLOW if re.search(rf"\| +{name}$", done.stderr, re.MULTILINE)] == []
+    assert word in completed.stdout
+    assert [name for name in SLOW if re.search(rf"\| +{name}$", completed.stderr, re.MULTILINE)] == []
 
 
 def texts(file: Path) -> Iterator[str]:

@@ -26,9 +26,9 @@ def sepal(*arguments):
 
 
 def test_certs_say_what_goes_where(here):
-    done = sepal("certs", "certs", "--host", "fl.example", "--nodes", "1", "--node", "site")
-    assert done.exit_code == 0, done.output
-    assert [line.split(":")[0] for line in done.output.splitlines()] == [
+    result = sepal("certs", "certs", "--host", "fl.example", "--nodes", "1", "--node", "site")
+    assert result.exit_code == 0, result.output
+    assert [line.split(":")[0] for line in result.output.splitlines()] == [
         f"{here}/certs/{part}" for part in ("ca", "server", "nodes/client-00000", "nodes/site")
     ]
     again = sepal("certs", "certs", "--host", "fl.example")
@@ -64,15 +64,15 @@ def test_a_key_is_revoked_by_its_name(here):
 def test_a_closed_port_is_said_in_one_line_and_the_exit_code_is_not_0(here):
     sepal("certs", "certs", "--node", "site")
     address = f"127.0.0.1:{free_port()}"
-    done = sepal("deploy", "check", address, "--certs", "certs", "--name", "site")
-    assert done.exit_code == 1
-    assert f"BAD  port: {address}: closed: no server listens there" in done.output.splitlines()
+    result = sepal("deploy", "check", address, "--certs", "certs", "--name", "site")
+    assert result.exit_code == 1
+    assert f"BAD  port: {address}: closed: no server listens there" in result.output.splitlines()
 
 
 def test_a_name_that_does_not_resolve_is_said(here):
-    done = sepal("deploy", "check", "no-such-host.invalid:9092")
-    assert done.exit_code == 1
-    assert "BAD  port: no-such-host.invalid:9092: the name cannot be resolved" in done.output
+    result = sepal("deploy", "check", "no-such-host.invalid:9092")
+    assert result.exit_code == 1
+    assert "BAD  port: no-such-host.invalid:9092: the name cannot be resolved" in result.output
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_a_name_that_does_not_resolve_is_said(here):
 def test_what_cannot_work_is_said_before_anything_is_started(here, monkeypatch, arguments, words):
     monkeypatch.setenv("SEPAL_USER_PATH", str(here))
     (here / "broken.py").write_text("raise RuntimeError('no good')")
-    done = sepal(*arguments)
-    assert done.exit_code == 2
-    assert words in " ".join(done.output.split())
+    result = sepal(*arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("command", [["serve", "--host", "0.0.0.0"], ["join", "fl.example:9092"]])
 def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, command):
-    done = sepal(*command)
-    assert done.exit_code == 2
-    assert f"--certs: expected a directory of `sepal certs` for {command[-1][:7]}" in done.stderr
+    result = sepal(*command)
+    assert result.exit_code == 2
+    assert f"--certs: expected a directory of `sepal certs` for {command[-1][:7]}" in result.stderr
     begun = []
     monkeypatch.setattr(rejoining, "stay", lambda *arguments: begun.append("join"))
     monkeypatch.setattr(submission, "alone", lambda path: begun.append("serve") or nullcontext().none)  # ends there
@@ -123,8 +123,8 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
 def test_a_client_with_files_of_its_own_has_no_number_unless_one_is_given(here, monkeypatch, options, part):
     node_configs = []
     monkeypatch.setattr(rejoining, "stay", lambda joined_client: node_configs.append(joined_client.node_config))
-    done = sepal("join", "127.0.0.1:9092", "--name", "site", *options)
-    assert done.exit_code == 0, done.output
+    result = sepal("join", "127.0.0.1:9092", "--name", "site", *options)
+    assert result.exit_code == 0, result.output
     assert {key: value for key, value in node_configs[0].items() if key in ("partition-id", "num-partitions")} == part
 
 

@@ -21,9 +21,9 @@ def sepal(*words):
 
 def rows(*words):
     """The rows of `sepal ls`, without the time: name → the rest."""
-    done = sepal("ls", *words)
-    assert done.exit_code == 0, done.output
-    lines = [line.split() for line in done.stdout.splitlines()]
+    result = sepal("ls", *words)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
     return {line[0]: " ".join(line[1:-2]) for line in lines if line[-1:] and ":" in line[-1]}
 
 
@@ -101,6 +101,6 @@ def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", [["--name"], ["--dataset", "digits", "--name"], ["--dataset", "digits", "--out"]])
 def test_a_name_that_no_directory_can_have_is_one_line(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = sepal("run", *words, "n" * 300)
-    assert done.exit_code == 2
-    assert "expected" in done.stderr.splitlines()[-1]
+    result = sepal("run", *words, "n" * 300)
+    assert result.exit_code == 2
+    assert "expected" in result.stderr.splitlines()[-1]

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_new_project_has_all_files_of_the_template_and_its_own_test_passes(here):
-    done = CliRunner().invoke(app, ["init", "mine"])
-    assert done.exit_code == 0, done.stderr
+    result = CliRunner().invoke(app, ["init", "mine"])
+    assert result.exit_code == 0, result.stderr
     assert sorted(path.name for path in Path("mine").iterdir()) == sorted(FILES)
     assert sorted(FILES.values()) == sorted(
         path.name for path in (ROOT / "sepal" / "study" / "template").iterdir() if path.is_file()
@@ -27,11 +27,11 @@ def test_a_new_project_has_all_files_of_the_template_and_its_own_test_passes(her
 def test_nothing_is_overwritten(here):
     Path("mine").mkdir()
     Path("mine", "my_data.py").write_text("mine")
-    done = CliRunner().invoke(app, ["init", "mine"])
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("sepal: DIRECTORY: expected one that does not exist, or is empty, got mine")
+    result = CliRunner().invoke(app, ["init", "mine"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("sepal: DIRECTORY: expected one that does not exist, or is empty, got mine")
     assert Path("mine", "my_data.py").read_text() == "mine"
     Path("file").write_text("")
     for target in ("file", "file/mine"):
-        done = CliRunner().invoke(app, ["init", target])
-        assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
+        result = CliRunner().invoke(app, ["init", target])
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr

@@ -224,12 +224,12 @@ def test_a_browser_draws_every_figure_without_console_messages(which, scheme, tm
     command += [f"--user-data-dir={tmp_path}", "--window-size=500,1200", "--virtual-time-budget=20000", "--dump-dom"]
     command += [f"--blink-settings=preferredColorScheme={'01'[scheme == 'light']}", page.as_uri()]
     environment = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    assert f'data-theme="{scheme}"' in done.stdout
-    assert 'data-drawn="yes"' in done.stdout
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
+    assert [line for line in completed.stderr.splitlines() if "CONSOLE" in line] == []
+    assert f'data-theme="{scheme}"' in completed.stdout
+    assert 'data-drawn="yes"' in completed.stdout
     for name, figure in specs(page.read_text()).items():
-        drawn = done.stdout.split(f'id="chart-{name}"')[1].split("</figure>")[0]
+        drawn = completed.stdout.split(f'id="chart-{name}"')[1].split("</figure>")[0]
         svg = re.search(r"<svg[^>]*>", drawn)[0]
         assert 'role="graphics-document"' in drawn, name
         assert f'aria-label="{figure["spec"]["description"]}"' in html.unescape(drawn), name

@@ -96,8 +96,8 @@ def look(page: str, script: str, directory: Path, width: int = 1200):
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}", "--dump-dom"]
     command += ["--window-size=1300,1000", "--virtual-time-budget=30000", file.as_uri()]
     environment = {**os.environ, "HOME": str(directory)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
-    return json.loads(html.unescape(re.search(r"<title>(.+?)</title>", done.stdout)[1]))
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
+    return json.loads(html.unescape(re.search(r"<title>(.+?)</title>", completed.stdout)[1]))
 
 
 # every round

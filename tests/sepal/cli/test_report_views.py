@@ -45,8 +45,8 @@ def test_every_client_is_shown_beside_the_yardsticks_own_deployed_models(beside)
     opened = first_shown(beside, rows)
     assert {row["label"]: row["accuracy"] for row in opened} == {"ditto": 60, "fedavg-ft": 90, "local": 60}
     assert [row["beside"] for row in opened if row["label"] == "ditto"] == [[["fedavg-ft", 90], ["local", 60]]] * 3
-    kept = [row["beside"] for row in rows if row["label"] == "ditto" and row["view"] == "kept"]
-    assert kept == [[["fedavg-ft", 60], ["local", 60]]] * 3
+    own_rows = [row["beside"] for row in rows if row["label"] == "ditto" and row["view"] == "kept"]
+    assert own_rows == [[["fedavg-ft", 60], ["local", 60]]] * 3
 
 
 def test_where_one_method_was_not_evaluated_so_its_trained_models_stand_in(beside, tmp_path):
@@ -57,8 +57,8 @@ def test_where_one_method_was_not_evaluated_so_its_trained_models_stand_in(besid
     (run / "summary.json").write_text(json.dumps(summary))
     comparison = read_comparison([str(tmp_path)])
     data = datasets(comparison)
-    kept = {(row["label"], row["mean"]) for row in data["shift"] if row["view"] == "kept" and row["shift"] == 100}
-    assert kept == {("ditto", 30), ("fedavg-ft", 60)}
+    shifted = {(row["label"], row["mean"]) for row in data["shift"] if row["view"] == "kept" and row["shift"] == 100}
+    assert shifted == {("ditto", 30), ("fedavg-ft", 60)}
     (shift,) = (chart for chart in charts(comparison, data) if chart.name == "shift")
     assert shift.words.endswith("deployed models under full shift: ditto 30.0 %; fedavg-ft 60.0 %.")
 

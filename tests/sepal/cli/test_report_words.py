@@ -177,8 +177,8 @@ def test_a_browser_shows_which_run_a_figure_is_of_and_opens_the_words_for_paper(
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
     command += ["--window-size=600,900", "--virtual-time-budget=30000", file.as_uri()]
     environment = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
-    measured = json.loads(html.unescape(re.search(r"<title>(.+?)</title>", done.stdout)[1]))
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
+    measured = json.loads(html.unescape(re.search(r"<title>(.+?)</title>", completed.stdout)[1]))
     assert "fedavg, deployed models, seed 1" in measured["first"]
     assert "local, trained models in place of received, seed 0" in measured["second"]
     assert "pruned, mean over clientsthe first seed of each run" in measured["own"]  # a long name has a line of its own

@@ -35,9 +35,9 @@ def sepal(*arguments):
 
 
 def test_its_tables_open_with_its_figures(before):
-    shown = sepal("show", before)
+    result = sepal("show", before)
     summary = json.loads((STORED / "summary.json").read_text())
-    assert f"{100 * summary['accuracy']['trained']['mean']:.1f}" in shown
+    assert f"{100 * summary['accuracy']['trained']['mean']:.1f}" in result
 
 
 def test_it_is_complete_for_the_command_that_made_it(before):

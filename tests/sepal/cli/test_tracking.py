@@ -40,8 +40,8 @@ def test_a_run_has_its_keys_figures_report_and_model_once(client, tmp_path):
     for key in KEYS:
         arguments += ["--set", key]
     for _ in range(2):  # the second time it is complete already
-        done = sepal(*arguments)
-        assert done.exit_code == 0, done.output
+        result = sepal(*arguments)
+        assert result.exit_code == 0, result.output
     (run,) = logged(client, "sepal")
     assert run.info.status == "FINISHED"
     assert (run.info.run_name, run.data.params["method"], run.data.params["rounds"]) == ("first", "fedavg", "2")
@@ -75,10 +75,10 @@ def test_a_store_that_cannot_be_written_is_named(client, tmp_path):
 @pytest.mark.parametrize("command", [["run"], ["compare", "plan.toml"]])
 def test_without_mlflow_one_line_says_what_to_install_before_anything_runs(command, monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    done = sepal(*command, "--mlflow", "file:///nowhere")
-    assert done.exit_code == 2
+    result = sepal(*command, "--mlflow", "file:///nowhere")
+    assert result.exit_code == 2
     assert (
-        done.stderr.strip() == "sepal: --mlflow: expected MLflow: pip install 'mlflow-skinny>=3', got no such package"
+        result.stderr.strip() == "sepal: --mlflow: expected MLflow: pip install 'mlflow-skinny>=3', got no such package"
     )
 
 

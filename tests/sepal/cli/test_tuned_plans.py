@@ -126,9 +126,9 @@ def test_a_method_keeps_what_its_settings_say_and_every_swept_cell_is_searched(t
     ],
 )
 def test_a_bad_search_is_one_line(tmp_path, old, new, words):
-    done = sepal("compare", plan_file(tmp_path, PLAN.replace(old, new)), "--out", tmp_path / "out")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert words in done.stderr
+    result = sepal("compare", plan_file(tmp_path, PLAN.replace(old, new)), "--out", tmp_path / "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert words in result.stderr
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match=r"tune: expected methods and \[settings\]"):
         read_plan(plan_file(tmp_path, 'tune = true\n[[block]]\nname = "a"\nvariants = ["local"]\n'))
@@ -166,13 +166,13 @@ def execute(tmp_path, monkeypatch):
 
 def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     calls, _ = execute
-    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report", "--all")
-    assert done.exit_code == 0, done.output
+    result = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report", "--all")
+    assert result.exit_code == 0, result.output
     assert [len(names) for names in calls] == [12, 6]
     assert not (tmp_path / "out" / "failed.txt").exists(), "nothing has failed"
-    assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(done.stdout.split())
+    assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(result.stdout.split())
     assert "Searched before the runs, with seeds 1001, 1002: accuracy on validation data" in " ".join(
-        done.stdout.split()
+        result.stdout.split()
     )
     plan = read_plan(plan_file(tmp_path))
     assert chosen(plan, tmp_path / "out")[""] == {name: {"lr": 0.1} for name in VIEWS}
@@ -185,24 +185,24 @@ def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     assert "| fedavg | received | lr=0.1: 80.0, lr=0.3: 70.0 | lr=0.1 (edge) |" in tables
     assert "| accuracy, % | deployed | trained | received |" in tables
     assert "| fedavg | 40.0 ± 0.0 | 40.0 ± 0.0 |" in tables
-    shown = sepal("show", tmp_path / "out", "--all")
-    assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(shown.stdout.split())
+    result = sepal("show", tmp_path / "out", "--all")
+    assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(result.stdout.split())
 
 
 def test_a_trial_that_diverges_with_one_seed_is_not_chosen_and_is_no_error(tmp_path, execute):
     _, diverged = execute
     diverged.add("tune-lr_0.1-fedavg-seed1002")
-    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report", "--all")
-    assert done.exit_code == 0, done.output
-    assert "lr=0.1: failed, lr=0.3: 70.0" in " ".join(done.stdout.split())
+    result = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report", "--all")
+    assert result.exit_code == 0, result.output
+    assert "lr=0.1: failed, lr=0.3: 70.0" in " ".join(result.stdout.split())
     plan = read_plan(plan_file(tmp_path))
     assert chosen(plan, tmp_path / "out", diverged)[""]["fedavg"] == {"lr": 0.3}
     diverged.add("fedavg-seed0")
-    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "again", "--no-report")
-    assert (done.exit_code, "1 that failed, the first: fedavg-seed0" in done.stderr) == (2, True)
+    result = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "again", "--no-report")
+    assert (result.exit_code, "1 that failed, the first: fedavg-seed0" in result.stderr) == (2, True)
     diverged |= {f"tune-lr_{lr}-local-seed{seed}" for lr in (0.1, 0.3) for seed in (1001, 1002)}
-    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "third", "--no-report")
-    assert (done.exit_code, "5 that failed, the first: tune-lr_0.1-local-seed1001" in done.stderr) == (2, True)
+    result = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "third", "--no-report")
+    assert (result.exit_code, "5 that failed, the first: tune-lr_0.1-local-seed1001" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("spread", "rate"), [(0.01, 0.4), (0.03, 0.2), (0.3, 0.2), (0.0, 0.4)])
@@ -226,9 +226,9 @@ def test_a_search_runs_once(tmp_path, runs_in_this_process):
     text += '"partition.subsample" = 200\n[grid]\nlr = [0.0001, 0.1]\n'
     file = plan_file(tmp_path, text)
     for words in ("0 of 4 runs are there already", "5 of 5 runs are there already"):
-        done = sepal("compare", file, "--tune", "--out", tmp_path / "out", "--no-report", "--workers", "1")
-        assert done.exit_code == 0, done.output
-        assert words in done.stderr
+        result = sepal("compare", file, "--tune", "--out", tmp_path / "out", "--no-report", "--workers", "1")
+        assert result.exit_code == 0, result.output
+        assert words in result.stderr
     config = json.loads((tmp_path / "out" / "comparison.json").read_text())["tuning"][0]
     assert (config["chosen"], config["view"]) == ("lr=0.1", "kept")
     assert "lr = 0.1\n" in (tmp_path / "out" / "local-seed5" / "config.toml").read_text()

@@ -75,27 +75,27 @@ def crowded(tmp_path):
 
 
 def test_a_command_works_beside_files_of_our_names(sepal):
-    done = sepal("methods")
-    assert done.returncode == 0, done.stderr
+    result = sepal("methods")
+    assert result.returncode == 0, result.stderr
 
 
 def test_data_and_model_of_the_users_own_are_found_there_in_workers_too(sepal):
-    done = sepal("run", *OWN, "--set", "model=clinic:build", "--workers", "2", "--name", "own")
-    assert done.returncode == 0, done.stderr
+    result = sepal("run", *OWN, "--set", "model=clinic:build", "--workers", "2", "--name", "own")
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_users_module_may_have_the_name_of_one_of_our_folders(sepal, site, crowded):
     """Also where the working directory is on the path before Sepal, as with ``python -m`` or PYTHONPATH=. it is."""
     (crowded / "models.py").write_text(CLINIC)
     path = os.pathsep.join(["", str(site)])
-    done = sepal("run", *OWN, "--set", "model=models:build", "--workers", "2", "--name", "own", PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
+    result = sepal("run", *OWN, "--set", "model=models:build", "--workers", "2", "--name", "own", PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
 
 
 def test_from_python_a_users_files_are_not_taken_for_ours(crowded, site):
     """Before, ``models.py`` took the place of our models, and loading an exported model ran the user's ``build``."""
     (crowded / "use.py").write_text("from sepal.export import portable\nprint(portable.models.names())\n")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "use.py"],
         cwd=crowded,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -103,11 +103,11 @@ def test_from_python_a_users_files_are_not_taken_for_ours(crowded, site):
         text=True,
         check=False,
     )
-    assert "digits-cnn" in done.stdout, done.stderr
+    assert "digits-cnn" in completed.stdout, completed.stderr
 
 
 def test_a_users_module_that_an_installed_one_hides_is_one_line(crowded, sepal):
     (crowded / "rich.py").write_text(CLINIC)
-    done = sepal("run", *OWN, "--set", "model=clinic:build", "--set", "own.data=rich:load", "--workers", "1")
+    result = sepal("run", *OWN, "--set", "model=clinic:build", "--set", "own.data=rich:load", "--workers", "1")
     expected = "expected package.module:function that can be imported, got rich:load (module 'rich' has no attribute"
-    assert expected in done.stderr.splitlines()[-1]
+    assert expected in result.stderr.splitlines()[-1]

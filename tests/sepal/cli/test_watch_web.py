@@ -26,9 +26,9 @@ def test_the_address_is_printed_and_opened_where_there_is_a_screen(tmp_path, mon
     monkeypatch.setattr(ReportServer, "serve_forever", lambda server: (_ for _ in ()).throw(KeyboardInterrupt))
     monkeypatch.setenv("DISPLAY", screen)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    done = CliRunner().invoke(app, ["watch", "--web", "--web-port", "0", str(write_run(tmp_path / "a"))])
-    assert done.exit_code == 0, done.output  # Ctrl-C is how a page ends
-    address, how, *rest = done.stdout.splitlines()
+    result = CliRunner().invoke(app, ["watch", "--web", "--web-port", "0", str(write_run(tmp_path / "a"))])
+    assert result.exit_code == 0, result.output  # Ctrl-C is how a page ends
+    address, how, *rest = result.stdout.splitlines()
     assert address.startswith("http://127.0.0.1:")
     assert how == "Ctrl-C ends the page, not the run."
     assert rest == ["opened in the browser"] * opened

@@ -19,7 +19,7 @@ from sepal.client_app.app import handle
 from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
 from sepal.config.agreement import disagreement
-from sepal.data.sources import images
+from sepal.data.sources import _remembered, images
 from sepal.errors import DataError
 from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, write_order
@@ -138,8 +138,12 @@ def test_the_second_size_ends_the_first_reading(source, count, tmp_path, monkeyp
 
     original = images.decoded
     monkeypatch.setattr(images, "decoded", decoded)
-    assemble({**source(tmp_path)[0], **RUN})
+    keys = {**source(tmp_path)[0], **RUN}
+    assemble(keys)
     assert sizes == [None] * 2 + [(64, 64)] * count
+    _remembered.cache_clear()  # as in another process
+    assemble(keys)
+    assert len(sizes) == 2 + count, "that there are several sizes is remembered, as the images are"
 
 
 def test_grey_and_coloured_ones_are_still_refused_with_the_key_that_mends_it(tmp_path):
@@ -242,9 +246,9 @@ def test_a_run_that_has_begun_names_no_key_for_a_photograph_of_another_size(othe
     sets = [f"--set={key}={value}" for key, value in chosen.items()]
 
     def line(*arguments, code=2):
-        done = CliRunner().invoke(app, [*arguments])
-        assert done.exit_code == code, done.output
-        return f"{done.stderr} {done.exception or ''}"
+        result = CliRunner().invoke(app, [*arguments])
+        assert result.exit_code == code, result.output
+        return f"{result.stderr} {result.exception or ''}"
 
     line("run", *sets, "--rounds=1", "--workers=1", code=0)
     write(tmp_path / "photos" / "anna" / "cat" / other, (40, 50), 0)
@@ -280,3 +284,4 @@ def test_a_node_whose_images_do_not_fit_the_servers_key_tells_no_name_of_a_file(
     assert record["word"] == "data"
     assert "cat" not in str(dict(record))
     assert "expected images of one size (folder.resize = 64)" in caplog.text
+    assert 'the run config has folder.resize = ""' in caplog.text, "which its operator has not set"

@@ -88,8 +88,8 @@ def test_tables_report_export_and_predictions_call_clients_by_their_site(tmp_pat
     assert set(run.stored.about["labels"]) == {"berlin", "paris", "rome"}
     assert run.predict("paris", str(tmp_path / "data")).shape[0] == 153
     assert model_of(run.path, 1).origin.client == model_of(run.path, "paris").origin.client == "paris"
-    done = CliRunner().invoke(app, ["export", "runs/sites", "rome", "--with-client"])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["export", "runs/sites", "rome", "--with-client"])
+    assert result.exit_code == 0, result.output
     assert (run.path / "rome.safetensors").exists()
     page = render(read_comparison(["runs/sites"]))
     assert "berlin" in page

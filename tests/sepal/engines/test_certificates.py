@@ -61,14 +61,14 @@ def test_the_server_certificate_is_the_authoritys_and_has_every_name(tmp_path):
 def test_a_second_call_keeps_what_is_there_and_adds_what_is_new(tmp_path):
     first = make_certificates(tmp_path, ["one.example"], ["a"], now=NOW)
     assert (first.ca, first.server, first.nodes) == (True, True, ("a",))
-    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     second = make_certificates(tmp_path, ["one.example"], ["a", "b"], now=NOW)
     assert (second.ca, second.server, second.nodes) == (False, False, ("b",))
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert {path: path.read_bytes() for path in contents} == contents
     third = make_certificates(tmp_path, ["two.one.example"], now=NOW)
     assert (third.ca, third.server, third.nodes) == (False, True, ())
     assert {"one.example", "two.one.example"} <= names(server_certificate(tmp_path))
-    assert (tmp_path / "ca" / "ca.crt").read_bytes() == kept[tmp_path / "ca" / "ca.crt"]
+    assert (tmp_path / "ca" / "ca.crt").read_bytes() == contents[tmp_path / "ca" / "ca.crt"]
 
 
 def test_a_certificate_that_ends_soon_is_renewed(tmp_path):

@@ -344,9 +344,9 @@ def test_a_node_whose_heartbeat_ends_by_an_error_ends():
         node.main()
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == node.LOST
-    assert "sepal: the SuperNode's loop ended: a thread of it, Refused('no call left')" in done.stderr
+    completed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert completed.returncode == node.LOST
+    assert "sepal: the SuperNode's loop ended: a thread of it, Refused('no call left')" in completed.stderr
 
 
 def test_the_directory_of_certificate_and_secret_is_locked_against_cleaners_of_old_files():
@@ -366,7 +366,9 @@ def test_a_node_whose_loop_ends_by_an_error_removes_its_directory(tmp_path):
     code += "with node.own_directory() as directory:\n    (directory / 'secret').write_text('x')\n"
     code += "    threading.Thread(target=lambda: 1 / 0).start()\n    time.sleep(60)\n"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == node.LOST
-    assert node.ENDED in done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == node.LOST
+    assert node.ENDED in completed.stderr
     assert list(tmp_path.iterdir()) == []

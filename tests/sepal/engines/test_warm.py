@@ -191,5 +191,5 @@ bundle = install_from_fab(build_fab_from_disk(Path({str(ROOT)!r})), Path({str(tm
 assert (bundle / "client_app" / "app.py").exists()
 assert code.same_as(bundle)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 0, completed.stderr

@@ -61,8 +61,8 @@ def test_a_group_that_is_not_named_is_whole():
 
 def test_what_is_taken_is_a_copy():
     weights = full()
-    for kept in ({}, {"fc": np.array([1])}):
-        Cut(LAYOUT, COUPLING, kept).take(weights)["fc.bias"][...] = 99
+    for channels in ({}, {"fc": np.array([1])}):
+        Cut(LAYOUT, COUPLING, channels).take(weights)["fc.bias"][...] = 99
     assert weights["fc.bias"].max() == 2
 
 

@@ -69,9 +69,9 @@ def test_each_step_voids_what_rests_on_it_unless_it_is_claimed_again(capability,
     claim = getattr(kind, capability.attribute)
     assert capability.of(kind) == claim != capability.without
     below = sub(kind, step)
-    kept = step in capability.free
-    assert capability.of(below) == (claim if kept else capability.without)
-    assert capability.overridden(below) == (() if kept else (step,))
+    free = step in capability.free
+    assert capability.of(below) == (claim if free else capability.without)
+    assert capability.overridden(below) == (() if free else (step,))
     assert capability.of(sub(below)) == capability.of(below), "and so it is further down"
     assert capability.of(sub(kind, step, **{capability.attribute: claim})) == claim
     assert capability.of(type("Mixed", (type("Mixin", (), {step: getattr(kind, step)}), kind), {})) == capability.of(

@@ -168,6 +168,6 @@ def test_a_client_lacks_a_version_that_it_does_not_list(version, listed, lacks):
 def test_clients_keep_no_more_than_the_key_says(tmp_path):
     subject = federation(tmp_path / "clients", keep_versions=20, clients_per_round=0)
     serve(subject, tmp_path / "server", Copies(tmp_path / "server", 0))
-    kept = {version_round(path.stem) for path in (tmp_path / "clients" / "client-0").glob("*-*.safetensors")}
-    assert min(kept) >= ROUNDS - 20 - 2 * 5 - 1
-    assert len(kept) >= 20
+    rounds = {version_round(path.stem) for path in (tmp_path / "clients" / "client-0").glob("*-*.safetensors")}
+    assert min(rounds) >= ROUNDS - 20 - 2 * 5 - 1
+    assert len(rounds) >= 20

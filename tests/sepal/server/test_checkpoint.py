@@ -81,8 +81,8 @@ def test_the_newest_serves_and_two_are_kept(store, tmp_path):
     for round in (0, 2, 4, 6):
         store.checkpoint(progress(round))
     assert reopened(tmp_path).latest().round == 6
-    kept = sorted(path.name for path in (tmp_path / "server").glob("*.safetensors"))
-    assert kept == ["round-000004.safetensors", "round-000006.safetensors"]
+    names = sorted(path.name for path in (tmp_path / "server").glob("*.safetensors"))
+    assert names == ["round-000004.safetensors", "round-000006.safetensors"]
 
 
 def test_durable_is_what_the_older_checkpoint_may_ask_for(store, tmp_path):

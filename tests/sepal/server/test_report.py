@@ -37,8 +37,8 @@ def test_the_best_round_is_chosen_on_validation_and_reported_on_test():
     assert report.best["trained"] == Best(2, 0.6, 0.8), "of equals the first"
     assert report.best["pooled"] == Best(2, 0.6, 0.8), "pooled follows the trained model"
     assert report.best["received"] == Best(1, 0.9, 0.0)
-    kept = RunFigures().plus(record(1, counts("kept", 0.5, 0.9))).plus(record(2, counts("kept", 0.6, 0.8)))
-    assert kept.best["kept"] == Best(2, 0.8, 0.6)
+    figures = RunFigures().plus(record(1, counts("kept", 0.5, 0.9))).plus(record(2, counts("kept", 0.6, 0.8)))
+    assert figures.best["kept"] == Best(2, 0.8, 0.6)
     assert (report.accuracy["trained"]["mean"], report.accuracy_round) == (1.0, 4)
 
 

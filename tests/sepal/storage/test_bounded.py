@@ -11,22 +11,22 @@ from sepal.storage.bounded import BoundedCache, Spill
 
 
 def test_what_fits_is_kept_and_nothing_makes_room_for_it():
-    kept = BoundedCache(10)
+    cached = BoundedCache(10)
     for key, size in (("a", 4), ("b", 6), ("c", 1)):
-        kept.keep(key, key.upper(), size)
-    assert (kept.get("a"), kept.get("b"), kept.get("c")) == ("A", "B", None)
-    assert kept.bytes == 10
-    kept.drop("a")
-    kept.keep("c", "C", 4)
-    assert (kept.get("a"), kept.get("c"), kept.bytes) == (None, "C", 10)
-    kept.drop("nobody")
+        cached.keep(key, key.upper(), size)
+    assert (cached.get("a"), cached.get("b"), cached.get("c")) == ("A", "B", None)
+    assert cached.bytes == 10
+    cached.drop("a")
+    cached.keep("c", "C", 4)
+    assert (cached.get("a"), cached.get("c"), cached.bytes) == (None, "C", 10)
+    cached.drop("nobody")
 
 
 def test_a_value_kept_again_counts_once():
-    kept = BoundedCache(10)
-    kept.keep("a", 1, 3)
-    kept.keep("a", 2, 5)
-    assert (kept.get("a"), kept.bytes) == (2, 5)
+    cached = BoundedCache(10)
+    cached.keep("a", 1, 3)
+    cached.keep("a", 2, 5)
+    assert (cached.get("a"), cached.bytes) == (2, 5)
 
 
 def test_what_does_not_fit_goes_to_disk_and_comes_back(tmp_path, monkeypatch):

@@ -39,12 +39,12 @@ def without(monkeypatch, name):
 
 
 def test_a_machine_that_lacks_nothing_gets_ok_and_nothing_is_written(empty_directory):
-    done = CliRunner().invoke(app, ["doctor"])
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
     assert all(line[:5] in ("ok   ", "note ") for line in lines)
     for check in ("Python", "torch", "device", "data directory", "data sets here", "runs", "SEPAL_HOME", "Flower"):
-        assert f"ok   {check}: " in done.stdout
+        assert f"ok   {check}: " in result.stdout
     assert not list(empty_directory.iterdir())
 
 

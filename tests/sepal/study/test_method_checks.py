@@ -212,11 +212,11 @@ def test_the_command_prints_a_line_for_each_check_and_fails_if_one_does():
 
 def test_a_reason_that_several_checks_have_is_said_once_with_all_of_them():
     """A client that cannot train fails alone and in rounds, where the line counts clients and names them."""
-    done = CliRunner().invoke(app, ["check-method", "bent_methods:Raises"])
-    assert done.exit_code == 1
-    (reason,) = [line for line in done.stdout.splitlines() if line.startswith("     ")]
+    result = CliRunner().invoke(app, ["check-method", "bent_methods:Raises"])
+    assert result.exit_code == 1
+    (reason,) = [line for line in result.stdout.splitlines() if line.startswith("     ")]
     assert re.fullmatch(r"     ValueError: no such layer \(bent_methods.py:\d+ in adapt\)", reason)
-    concerned = [line[5:] for line in done.stdout.splitlines() if line.startswith("BAD")]
-    passed = [line[5:] for line in done.stdout.splitlines() if line.startswith("ok")]
+    concerned = [line[5:] for line in result.stdout.splitlines() if line.startswith("BAD")]
+    passed = [line[5:] for line in result.stdout.splitlines() if line.startswith("ok")]
     assert passed == [CHECKS[0].words]
     assert concerned == [check.words for check in CHECKS[1:]]

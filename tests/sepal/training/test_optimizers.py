@@ -5,30 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from sepal.config import RunConfig
 from sepal.errors import ModelError
-from sepal.protocol.types import ClientInfo
 from sepal.training.optimizers import ParameterGroup, load_state, make_optimizer, read_state
 from sepal.training.trainer import Trainer
-
-X = torch.linspace(-1, 1, 21).reshape(7, 3)
-Y = torch.tensor([0, 1, 0, 1, 1, 0, 1])
-
-
-def make():
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.linspace(-0.5, 0.7, parameter.numel()).reshape(parameter.shape))
-    return module
+from tests.sepal.training.small_trainer import make, work
 
 
 def trainer(**settings) -> Trainer:
-    values = {"batch_size": 7, "local_epochs": 1, "optimizer": "sgd", "lr": 0.5, "seed": 7}
-    config = RunConfig(**{**values, **settings})
-    return Trainer(ClientInfo("client-1", 7), config, X, Y, X[:0], Y[:0], make)
+    return work(**{"batch_size": 7, "local_epochs": 1, **settings})
 
 
 def tensors(module):
@@ -100,9 +86,9 @@ def test_a_state_is_copies_by_name():
     assert set(state) == {f"{key}/{name}" for key in keys for name in ("2.weight", "2.bias")}
     assert {array.dtype for array in state.values()} == {np.dtype(np.float32)}
     assert state["step/2.bias"] == 1
-    kept = {name: array.copy() for name, array in state.items()}
+    copies = {name: array.copy() for name, array in state.items()}
     subject.fit(module, 2, optimizer=optimizer)
-    assert all(np.array_equal(state[name], kept[name]) for name in state)
+    assert all(np.array_equal(state[name], copies[name]) for name in state)
 
 
 def test_plain_sgd_keeps_nothing():
