@@ -46,6 +46,8 @@ class Contender(BaseModel):
         also: Further keys, each with values beside its default, such as what the authors' code does where it differs
             from the paper. They are tried at the chosen point in the blocks that say so (``widened``).
         tuned_as: The contender whose chosen keys it has, where its own do not differ; empty if it has trials itself.
+        rate_at_value: Whether its rate is the best of that contender's trials at the value of the own key that ``keys``
+            sets, instead of the rate of the chosen point.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
@@ -56,6 +58,7 @@ class Contender(BaseModel):
     beyond: dict[Literal["low", "high"], Any] = Field(default_factory=dict)
     also: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     tuned_as: str = ""
+    rate_at_value: bool = False
 
     @property
     def own_key(self) -> str:

@@ -62,14 +62,16 @@ def behind(results: BlockResults, contender: Contender, value: float) -> tuple[f
 
 
 def published(results: BlockResults, name: str, value: float) -> Contender | None:
-    """Return the contender whose reported runs have this value of a method's own key; None if there is none."""
-    key = results.named(name).own_key
-    for contender in results.block.everybody:
-        config = (
-            results.design.reported(contender, results.block.seeds[0])
-            if (contender.method or contender.name) == name
-            else None
-        )
+    """Return the contender whose reported runs have this value of a method's own key; None if there is none.
+
+    It is the method as its trials chose it, or the one whose rate is the best at this value. A run at this value whose
+    rate was tuned for another one does not count.
+    """
+    tuned = results.named(name)
+    key = tuned.own_key
+    at_value = (other for other in results.block.beside if other.tuned_as == name and other.rate_at_value)
+    for contender in (tuned, *at_value):
+        config = results.design.reported(contender, results.block.seeds[0])
         if config and config.get(key) == value and results.whole(contender):
             return contender
     return None

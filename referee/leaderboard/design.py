@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from referee.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, LeaderboardBlock, text
+from sepal.errors import ConfigError
 from sepal.study.record import RunRecord
 from sepal.study.search import beyond, choose, two_digits
 
@@ -138,10 +139,32 @@ class Design:
     def chosen(self, contender: Contender) -> Config | None:
         """Return the rate and the own key that its trials have chosen; None until they have ended."""
         if contender.tuned_as:
-            return self.chosen(next(tuned for tuned in self.block.contenders if tuned.name == contender.tuned_as))
+            tuned = next(tuned for tuned in self.block.contenders if tuned.name == contender.tuned_as)
+            return self._at_value(contender, tuned) if contender.rate_at_value else self.chosen(tuned)
         if contender.name not in self._chosen:
             self._chosen[contender.name] = self._choose(contender)
         return self._chosen[contender.name]
+
+    def _at_value(self, contender: Contender, tuned: Contender) -> Config | None:
+        """Return the keys chosen for another contender with the best rate at this one's value of the own key.
+
+        The best mean over the tuning seeds counts; where no rate has all seeds at that value, the first seed's value.
+        """
+        chosen, key = self.chosen(tuned), tuned.own_key
+        if chosen is None or chosen[key] == contender.keys[key]:
+            return chosen
+        points = [keys for keys in self.points(tuned) if keys[key] == contender.keys[key]]
+        whole = [keys for keys in points if self.mean(tuned, keys) is not None]
+        pairs = (
+            [(keys, self.mean(tuned, keys) or 0.0) for keys in whole]
+            if whole
+            else [(keys, self.validation(tuned, keys, TUNING[0]) or 0.0) for keys in points]
+        )
+        if not pairs:
+            raise ConfigError(
+                f"contenders.{contender.name}", f"a value of {key} that {tuned.name} tries", contender.keys[key]
+            )
+        return {**chosen, **choose(pairs, itemgetter(1), lambda pair: pair[0]["lr"])[0]}
 
     def _choose(self, contender: Contender) -> Config | None:
         return self._widened(contender)[1]

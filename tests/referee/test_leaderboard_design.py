@@ -376,3 +376,26 @@ def test_the_blocks_are_whole(name):
 def test_an_unknown_block_is_refused():
     with pytest.raises(ConfigError, match=r"block: expected one of a, b, c, d, e, got f"):
         read_block("f")
+
+
+def at_value(value):
+    """Return a contender beside: Ditto with this λ, and the best of the rates that Ditto tried with it."""
+    words = {"tuned-as": "ditto", "rate-at-value": True, "keys": {"ditto.lambda": value}}
+    return Contender(name="ditto-published", method="ditto", **words)
+
+
+def test_a_published_value_has_the_best_rate_that_was_tried_with_it():
+    # Of the grid's five rates, which have λ = 1, .125 is the best; with λ = .3 it is .3, a neighbour.
+    def at_rate_and_penalty(config):
+        return quality(config) + (0.3 if config.get("ditto.lambda") == 0.3 and config["lr"] == 0.3 else 0.0)
+
+    design, _ = searched(at_rate_and_penalty)
+    with_values = Design(
+        BLOCK.model_copy(update={"beside": (at_value(1.0), at_value(0.3))}), list(design.rows.values())
+    )
+    chosen = design.chosen(OWN)
+    assert chosen == {"lr": 0.3, "ditto.lambda": 0.3}
+    assert with_values.chosen(at_value(1.0)) == {"lr": 0.125, "ditto.lambda": 1.0}
+    assert with_values.chosen(at_value(0.3)) == chosen
+    with pytest.raises(ConfigError, match="ditto-published"):
+        with_values.chosen(at_value(0.7))

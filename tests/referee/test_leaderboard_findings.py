@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from referee.leaderboard.blocks import read_block
+from referee.leaderboard.blocks import read_block, text
 from referee.leaderboard.design import Design
 from referee.leaderboard.findings import FAILED, FALLEN, NAMES, PAPERS, Findings, alone, verdicts
 from referee.leaderboard.measures import DEPLOYED, HOLDS, BlockResults, corrected
@@ -35,12 +35,12 @@ def block(name, **accuracies):
     Runs of fewer rounds have .2 less.
     """
     accuracies, configured, design = {**HELD, **accuracies}, read_block(name), None
-    accuracies["fedpse-10"] = accuracies["fedpse"]  # the same run as that of the chosen .1
     while design is None or next(design.needed(), None):
         stored = list(design.rows.values()) if design else []
+        missing = reversed(list(Design(configured, stored).needed()))
+        first = {text(run.config): run for run in missing}  # one of a pair that is the same run: the first, as always
         design = Design(
-            configured,
-            [*stored, *(row(run, accuracies.get(run.contender, 0.6)) for run in Design(configured, stored).needed())],
+            configured, [*stored, *(row(run, accuracies.get(run.contender, 0.6)) for run in first.values())]
         )
     return BlockResults(design)
 

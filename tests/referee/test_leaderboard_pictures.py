@@ -97,10 +97,11 @@ def test_density_is_from_trials_of_the_same_seeds_as_the_yardsticks(two):
 
 def test_what_has_the_papers_value_in_its_reported_runs_is_not_read_from_trials(two):
     block_results = two[0]
-    # the trials chose .1 of FedPSE, and .5 of Sub-FedAvg; nobody ran pFedGate with .3
+    # the trials chose .1 of FedPSE; fedpse-1 has .01 with a rate that was chosen for .1; pfedgate-third is for .3
     assert density.published(block_results, "fedpse", 0.1).name == "fedpse"
-    assert density.published(block_results, "fedpse", 0.01).name == "fedpse-1"
-    assert density.published(block_results, "pfedgate", 0.3) is None
+    assert density.published(block_results, "fedpse", 0.01) is None
+    assert density.published(block_results, "pfedgate", 0.3).name == "pfedgate-third"
+    assert density.published(block_results, "pfedgate", 0.2) is None
 
 
 def test_the_stored_pictures_say_what_the_rows_say():
