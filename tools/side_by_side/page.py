@@ -1,0 +1,35 @@
+"""tools/results/side-by-side.md, from its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+NAMES = {"flower": "Flower", "fluke": "fluke", "pfl": "pfl-research", "sepal": "Sepal"}
+NOTES = {
+    "flower": "a run starts again: its FedAvg has no file to go on from",
+    "fluke": "its files have server, clients and round, and no state of the random generators",
+    "pfl": "`RestoreTrainingCallback` with model and algorithm",
+    "sepal": "the checkpoint of each round, which every run writes",
+}
+TEMPLATE = Path(__file__).with_name("template.md")
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page."""
+    notes = "; ".join(f"{NAMES[row['framework']]}: {NOTES[row['framework']]}" for row in rows)
+    deployed = "[what crosses the wire](../../docs/operating.md#what-crosses-the-wire)"
+    values = {"rounds": rows[0]["rounds"], "cut": rows[0]["killed_after"], "table": "".join(map(_line, rows))}
+    return TEMPLATE.read_text(encoding="utf-8").format(**values, notes=notes, deployed=deployed)
+
+
+def _line(row: dict[str, Any]) -> str:
+    reported = f"{row['reported_bytes']:,} bytes" if "reported_bytes" in row else ""
+    reported = reported or (f"{row['reported_numbers']:,} numbers" if "reported_numbers" in row else "–")
+    cells = [_words(row.get(key)) for key in ("again", "killed", "two workers")]
+    return f"| {NAMES[row['framework']]} {row['version']} | {' | '.join(cells)} | {reported} |\n"
+
+
+def _words(difference: float | None) -> str:
+    return "–" if difference is None else "equal" if difference == 0 else f"differ by {difference:.1g}"
