@@ -2,8 +2,8 @@
 
 tests/data/run_of_0_1 was written by commit 7188133, before the import names and the run directory's fields changed:
 ``sepal run --set method=fedpse --set dataset=digits --set clients=2 --set rounds=2 --set partition.subsample=100
---set lr=0.05 --set checkpoint-every=1``. tests/data/run_of_c7eb32cb is the same command at that commit, after which names in
-messages, tables and checkpoints changed. Of checkpoints and states, only the last ones are kept.
+--set lr=0.05 --set checkpoint-every=1``. tests/data/run_of_c7eb32cb is the same command at that commit,
+after which names in messages, tables and checkpoints changed. Of checkpoints and states, only the last ones are kept.
 """
 
 from __future__ import annotations
