@@ -13,6 +13,12 @@ NOTES = {
     "pfl": "`RestoreTrainingCallback` with model and algorithm",
     "sepal": "the checkpoint of each round, which every run writes",
 }
+ABSENT = {  # why a framework has no row
+    "flower": "its quickstart's FedAvg in the simulation: Ray did not start beside the machine's other work",
+    "fluke": "`PEERS` names no Python that has it",
+    "pfl": "`PEERS` names no Python that has it",
+    "sepal": "it was left out",
+}
 TEMPLATE = Path(__file__).with_name("template.md")
 
 
@@ -20,7 +26,14 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page."""
     notes = "; ".join(f"{NAMES[row['framework']]}: {NOTES[row['framework']]}" for row in rows)
     deployed = "[what crosses the wire](../../docs/operating.md#what-crosses-the-wire)"
-    values = {"rounds": rows[0]["rounds"], "cut": rows[0]["killed_after"], "table": "".join(map(_line, rows))}
+    here = {row["framework"] for row in rows}
+    absent = "".join(f"{name} ({ABSENT[key]}); " for key, name in NAMES.items() if key not in here)
+    values = {
+        "absent": absent,
+        "rounds": rows[0]["rounds"],
+        "cut": rows[0]["killed_after"],
+        "table": "".join(map(_line, rows)),
+    }
     return TEMPLATE.read_text(encoding="utf-8").format(**values, notes=notes, deployed=deployed)
 
 
