@@ -233,6 +233,12 @@ ALLOWED = {
     "sepal/data/sources/images.py": {"PIL.Image", "PIL.ImageOps", "PIL.UnidentifiedImageError", "Image.open"},
     "sepal/data/sources/pictures.py": {"PIL.Image"},  # an image of an array
     "sepal/data/sources/hub.py": {"huggingface_hub", "huggingface_hub.errors.RevisionNotFoundError"},  # downloads files
+    # The card beside an exported model: text that we wrote, nothing is fetched
+    "sepal/report/card.py": {
+        "huggingface_hub.EvalResult",
+        "huggingface_hub.ModelCard",
+        "huggingface_hub.ModelCardData",
+    },
     # Tables of row numbers, labels and persons, from our own arrays:
     "sepal/data/partition.py": {"datasets.Dataset"},
     "sepal/data/partitioners.py": {"datasets.Dataset"},

@@ -102,6 +102,7 @@ def test_a_model_of_absurd_size_is_not_built_when_somebody_looks(model, tmp_path
     monkeypatch.setattr(guard, "available", lambda: 64 << 20)
     sizes = {"dataset": "own", "own.shape": "1x400x400", "own.classes": 10, "batch-size": 1}
     run = planted(tmp_path / "c", model=model, **sizes)
+    monkeypatch.setattr(learned_rows, "checkpoints_of", lambda path: [path])
     monkeypatch.setattr(learned_rows, "assemble", lambda *arguments, **keys: pytest.fail("built"))
     with pytest.raises(SepalError, match=r"model: expected sizes that fit .* of this node's memory, got cnn2-small of"):
         learned_rows.read(run, "masks")
@@ -127,6 +128,7 @@ def test_states_of_very_many_clients_are_not_compared(tmp_path, monkeypatch):
     run = changed(planted(tmp_path / "c"), method="pfedgate", model="digits-cnn")
     for number in range(learned_rows.MOST + 1):
         (run / "clients" / "store" / f"client-{number}").mkdir(parents=True)
+    monkeypatch.setattr(learned_rows, "checkpoints_of", lambda path: [path])
     monkeypatch.setattr(learned_rows, "_newest", lambda path, assembly: SimpleNamespace(server=None))
     with pytest.raises(ConfigError, match="run: expected one of at most 60 clients, got 61"):
         learned_rows.read(run, "vectors", most=learned_rows.MOST)
@@ -524,8 +526,9 @@ def test_a_home_of_a_user_that_is_not_here_is_no_error(tmp_path):
     assert "written to" in command("report", folder)
 
 
-def test_a_model_that_is_built_for_a_figure_fits_in_memory(tmp_path):
+def test_a_model_that_is_built_for_a_figure_fits_in_memory(tmp_path, monkeypatch):
     run = planted(tmp_path / "c", dataset="folder", model="har-mlp")
+    monkeypatch.setattr(learned_rows, "checkpoints_of", lambda path: [path])
     sizes = {"input_shape": [2**30], "classes": 2**20, "vocabulary": 0}
     (run / ABOUT).write_text(json.dumps({"data": {**sizes, "kind": "signal", "class_names": [], "table": False}}))
     with pytest.raises(SepalError, match="memory"):

@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sepal import models, user_modules
-from sepal.cli import tracking
+from sepal.cli.trackers import mlflow as mlflow_tracker
 from sepal.cli.main import app
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
@@ -216,9 +216,9 @@ def test_no_link_of_a_run_takes_a_private_file_to_mlflow(tmp_path, monkeypatch):
     (run / "checkpoints").mkdir(exist_ok=True)
     (run / "checkpoints" / "round-999999.safetensors").symlink_to(tmp_path / "private")
     monkeypatch.setitem(sys.modules, "mlflow.entities", MagicMock())
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr(mlflow_tracker, "find_spec", lambda name: None)
     client = MagicMock()
-    tracking._log(client, "0", read_run(run))
+    mlflow_tracker._log(client, "0", read_run(run))
     sent = [Path(call.args[1]).name for call in client.log_artifact.call_args_list]
     assert "config.toml" in sent
     assert "round-999999.safetensors" not in sent

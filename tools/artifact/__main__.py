@@ -21,12 +21,15 @@ from rich.table import Table
 
 from sepal.data.locations import data_directory
 from sepal.storage.files import write_atomically
+from tools.artifact import stored
 from tools.artifact.claims import CLAIMS, LONG, Claim
 from tools.artifact.paper import PAPER, paper
 from tools.artifact.stored import RESULTS, ROOT
 from tools.bench.__main__ import machine
+from tools.side_by_side import page as side_by_side
 
 PAGE, STORED = ROOT / "docs" / "artifact.md", RESULTS / "artifact.ndjson"
+SIDES = RESULTS / "side-by-side.md"
 MOST = 60.0  # minutes of a claim that is run
 NUMBER = re.compile(r"(?<![\w.`/-])[+−-]?\d[\d,.]*(?:[–-]\d[\d.]*)?(?: ?(?:%|±|MB|points|bytes|times)| [a-z]{4,})?")
 CODE = re.compile(r"^```.*?^```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.M | re.S)
@@ -42,13 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := sorted(set(options.only) - {claim.name for claim in CLAIMS}):
         parser.error(f"expected names of claims, got {unknown[0]}")
     if options.pages:
-        for path, text in ((PAGE, page(stored_rows())), (PAPER, paper())):
+        for path, text in written().items():
             write_atomically(path, text.encode())
             print(f"written to {path}")
     elif options.uncovered:
         print("\n".join(uncovered((ROOT / "README.md").read_text(encoding="utf-8"))))
     else:
         sys.exit(run([claim for claim in CLAIMS if not options.only or claim.name in options.only]))
+
+
+def written() -> dict[Path, str]:
+    """Return path → text of the pages that follow from the rows."""
+    return {PAGE: page(stored_rows()), PAPER: paper(), SIDES: side_by_side.page(stored.side_by_side())}
 
 
 def run(claims: Sequence[Claim]) -> int:

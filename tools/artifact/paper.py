@@ -40,13 +40,13 @@ def paper() -> str:
 def peers() -> dict[str, Any]:
     """Return sentences about the frameworks that were run side by side."""
     rows = stored.side_by_side()
-    versions = ", ".join(f"{SHOWN[row['framework']]} {row['version']}" for row in rows)
+    versions = listed([f"{SHOWN[row['framework']]} {row['version']}" for row in rows])
     killed = [row for row in rows if row.get("killed") == 0]
     others = [SHOWN[row["framework"]] for row in rows if row.get("killed", 0) != 0]
     no_way = [SHOWN[row["framework"]] for row in rows if "killed" not in row]
     words = [f"in {listed(others)} they were not" if others else "", f"{listed(no_way)} starts again" if no_way else ""]
     return {
-        "peers_settings": f"{versions}; FedAvg, 10 clients, {rows[0]['rounds']} rounds",
+        "peers_settings": f"{versions} (FedAvg, 10 clients, {rows[0]['rounds']} rounds)",
         "peers_again": listed([SHOWN[row["framework"]] for row in rows if row["again"] == 0]),
         "peers_killed": listed([SHOWN[row["framework"]] for row in killed]),
         "peers_killed_not": "; ".join(filter(None, words)) or "in none were they not",

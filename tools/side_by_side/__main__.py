@@ -28,7 +28,12 @@ ROUNDS, CUT = 4, 2
 OTHERS = ("fluke", "pfl")  # in an environment of their own
 PACKAGES = {"flower": "flwr", "fluke": "fluke-fl", "pfl": "pfl", "sepal": "sepal-fl"}
 SEVERAL = ("flower", "sepal")  # which can train clients in two processes on one machine without another launcher
-WAITS = {"RAY_raylet_start_wait_time_s": "300", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+WAITS = {
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+}
 
 
 def main() -> None:

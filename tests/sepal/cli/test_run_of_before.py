@@ -1,8 +1,9 @@
-"""A run that an earlier version wrote opens: its tables, its report's data, and a client's state.
+"""Runs that earlier commits wrote open: their tables, their report's data, a client's state, and a model's card.
 
 tests/data/run_of_0_1 was written by commit 7188133, before the import names and the run directory's fields changed:
 ``sepal run --set method=fedpse --set dataset=digits --set clients=2 --set rounds=2 --set partition.subsample=100
---set lr=0.05 --set checkpoint-every=1``. Of its checkpoints and states, only the last ones are kept.
+--set lr=0.05 --set checkpoint-every=1``. tests/data/run_of_c7eb32cb is the same command at that commit,
+after which names in messages, tables and checkpoints changed. Of checkpoints and states, only the last ones are kept.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.export.portable import load
 
-STORED = Path(__file__).parents[2] / "data" / "run_of_0_1"
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture(scope="module", params=["run_of_0_1", "run_of_c7eb32cb"])
+def stored(request):
+    return DATA / request.param
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory):
+def before(stored, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "before"
-    shutil.copytree(STORED, directory)
+    shutil.copytree(stored, directory)
     return directory
 
 
@@ -34,9 +40,9 @@ def sepal(*arguments):
     return result.output
 
 
-def test_its_tables_open_with_its_figures(before):
+def test_its_tables_open_with_its_figures(stored, before):
     result = sepal("show", before)
-    summary = json.loads((STORED / "summary.json").read_text())
+    summary = json.loads((stored / "summary.json").read_text())
     assert f"{100 * summary['accuracy']['trained']['mean']:.1f}" in result
 
 
@@ -48,7 +54,10 @@ def test_it_is_complete_for_the_command_that_made_it(before):
 
 def test_a_clients_state_is_read_and_exported(before, tmp_path):
     file = tmp_path / "model.safetensors"
-    sepal("export", before, "client-00000", "--view", "trained", "--out", file)  # kept is in the state before the last
+    sepal(
+        "export", before, "client-00000", "--view", "trained", "--out", file, "--card"
+    )  # kept is in the state before the last
     logits = load(file)(np.zeros((2, 1, 8, 8), np.float32))
     assert logits.shape == (2, 10)
     assert np.isfinite(logits).all()
+    assert "after round 2" in (tmp_path / "README.md").read_text()

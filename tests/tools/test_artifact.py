@@ -1,0 +1,43 @@
+"""Pages of claims follow from their rows, and a number of README without a claim is listed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tools.artifact import __main__ as artifact
+from tools.artifact.claims import CLAIMS, Claim
+from tools.artifact.paper import MOST_WORDS, PAPER
+
+
+def claim(got, name="one"):
+    return Claim(name, "words", "some 12 of them", lambda: (1.0, 0.9, 1.1), "README.md", 1, lambda: got)
+
+
+@pytest.mark.parametrize(("got", "code"), [(1.0, 0), (1.14, 0), (1.2, 1), (float("nan"), 1)])
+def test_a_figure_outside_of_its_interval_is_said_and_stored(got, code, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(artifact, "STORED", tmp_path / "rows.ndjson")
+    assert artifact.run([claim(0.95, "other"), claim(got)]) == code
+    assert ("DIFFERS" in capsys.readouterr().out) == bool(code)
+    rows = [json.loads(line) for line in (tmp_path / "rows.ndjson").read_text().splitlines()]
+    assert [(row["claim"], row["holds"]) for row in rows] == [("other", True), ("one", not code)]
+
+
+def test_numbers_without_a_claim_are_listed_by_line(monkeypatch):
+    monkeypatch.setattr(artifact, "CLAIMS", (claim(1.0),))
+    text = "# A\nThere are some 12 of them, in 3.4 % of all.\n```\nrun 7\n```\nand `8`, [x](y/9.md)\n12 times\n"
+    assert list(artifact.uncovered(text)) == ["README.md:2: 3.4 %", "README.md:7: 12 times"]
+
+
+def test_claims_have_names_of_their_own_and_quotes_that_readme_has():
+    readme = (artifact.ROOT / "README.md").read_text()
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+    assert [claim.name for claim in CLAIMS if claim.quote not in readme] == []
+    assert [claim.name for claim in CLAIMS if not (artifact.ROOT / claim.stored).exists()] == []
+
+
+def test_pages_are_what_the_rows_give():
+    for path, text in artifact.written().items():
+        assert path.read_text() == text, f"python -m tools.artifact --pages writes {path.name}"
+    assert len(PAPER.read_text().split("---", 2)[2].split()) <= MOST_WORDS
