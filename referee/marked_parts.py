@@ -10,7 +10,7 @@ from sepal.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
-PART = re.compile(r"(<!-- (table|which|methods|at-once): .*? -->)\n.*?(<!-- /\2 -->)", re.DOTALL)
+PART = re.compile(r"(<!-- (table|which|methods|exchange|at-once): .*? -->)\n.*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def rewritten(text: str, parts: Mapping[str, Iterable[str]]) -> str:

@@ -1,14 +1,15 @@
 """What is made from the registry of methods: ``python -m tools.methods`` writes it.
 
-That is the table in docs/methods.md, and that in docs/accelerators.md of who trains at once; the run-config keys in
-pyproject.toml, as Flower refuses keys that its app does not declare there; and strategies/descriptions.toml, by which
-methods are listed and runs reported without importing torch. Each key is declared once, in ``sepal.config`` or in its
-method's ``Hyper``.
+That is the tables in docs/methods.md, of which docs/methods.toml has some words; that in docs/accelerators.md of who
+trains at once; the run-config keys in pyproject.toml, as Flower refuses keys that its app does not declare there; and
+strategies/descriptions.toml, by which methods are listed and runs reported without importing torch. Each key is declared
+once, in ``sepal.config`` or in its method's ``Hyper``.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,15 @@ from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry
 
+EXCHANGE, GOLDEN = DOCS / "methods.toml", ROOT / "tests/golden/methods"
+ROUNDS = {"feddst": 4}  # of golden runs that are longer than the others (tests/golden/cases.py)
+CAPABILITIES = {  # column: attribute of the method's record
+    "compress": "dense",
+    "robust mean": "robust",
+    "privacy": "private_phases",
+    "capacity": "uses_capacity",
+    "batch": "batched",
+}
 DESCRIPTIONS = ROOT / "strategies/descriptions.toml"
 METHODS, ACCELERATORS, PYPROJECT = DOCS / "methods.md", DOCS / "accelerators.md", ROOT / "pyproject.toml"
 KEYS = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=^\[(?!tool\.flwr\.app\.config))", re.DOTALL | re.MULTILINE)
@@ -61,6 +71,39 @@ def descriptions() -> str:
     return tomli_w.dumps(tables)
 
 
+def exchange() -> list[str]:
+    """Return the lines of a table of what each method exchanges and keeps, and which keys it takes.
+
+    Raises:
+        ConfigError: ``docs/methods.toml`` or a golden file lacks a method.
+    """
+    words = tomllib.loads(EXCHANGE.read_text(encoding="utf-8"))
+    if odd := sorted(words.keys() ^ registry.METHODS.keys()):
+        raise ConfigError("docs/methods.toml", "a line for each method", f"{odd[0]} missing or unknown")
+    titles = ("method", "shared", "sparse", "personal", "up", "down", "kept", *CAPABILITIES)
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    unit = _amounts("fedavg")
+    for name in registry.METHODS:
+        facts = words[name]
+        parts = [facts[key] or "–" for key in ("shared", "sparse", "personal")]
+        amounts = [f"{amount / of:.2f}" for amount, of in zip(_amounts(name), unit, strict=True)]
+        record = registry.get(name)
+        marks = ["yes" if getattr(record, attribute) else "–" for attribute in CAPABILITIES.values()]
+        lines.append(f"| `{name}` | {' | '.join([*parts, *amounts, *marks])} |")
+    return lines
+
+
+def _amounts(method: str) -> tuple[float, float, float]:
+    """Return bytes up in a round, bytes down in a round after the first, and floats kept by all clients at the end."""
+    file = GOLDEN / f"{method}.toml"
+    if not file.is_file():
+        raise ConfigError(str(file), "a golden file: python -m tests.golden", "none")
+    summary = tomllib.loads(file.read_text(encoding="utf-8"))["plain"]["3"]
+    rounds = ROUNDS.get(method, 3)
+    floats = summary.get("clients-floats", {"entries": 0})["entries"]
+    return summary["bytes"]["up"] / rounds, summary["bytes"]["down"] / (rounds - 1), floats
+
+
 def at_once() -> list[str]:
     """Return the lines of a table that says which methods' clients can train at once."""
     names: dict[bool, list[str]] = {True: [], False: []}
@@ -75,7 +118,10 @@ def written() -> Iterator[tuple[Path, str]]:
     """Yield each file that this module writes, with its content."""
     yield PYPROJECT, with_keys(PYPROJECT.read_text(encoding="utf-8"))
     yield DESCRIPTIONS, descriptions()
-    yield METHODS, rewritten(METHODS.read_text(encoding="utf-8"), {"methods": [markdown_table()]})
+    yield (
+        METHODS,
+        rewritten(METHODS.read_text(encoding="utf-8"), {"methods": [markdown_table()], "exchange": exchange()}),
+    )
     yield ACCELERATORS, rewritten(ACCELERATORS.read_text(encoding="utf-8"), {"at-once": at_once()})
 
 
