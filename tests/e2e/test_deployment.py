@@ -36,6 +36,7 @@ CASES = {
     "fedavg-two": {"method": "fedavg", "clients-per-round": 2},
     # Nothing is learnt at this rate; five rounds for the first mean, and two without a rise.
     "fedavg-stops": {"method": "fedavg", "lr": 1e-6, "stop-after": 2, "evaluate-every": 0, "rounds": 9},
+    "fedavg-secure": {"method": "fedavg", "secure": "sum"},
     "fedavg-sums": {"method": "fedavg", "metric": "balanced-accuracy"},  # clients send sums, not counts
     "ditto-stc-two": {"method": "ditto", "clients-per-round": 2, "compress.name": "stc"},  # residuals on both sides
     "fedpse-all": {"method": "fedpse"},
@@ -64,7 +65,7 @@ CASES = {
 }
 WIDTHS = {"pa3dfl-mixed": [1, 1 / 2, 3 / 16], "fedrolex-mixed": [1, 1 / 2, 1 / 8]}  # multiples of 1/16; of 1/2ⁿ
 # Ray starts anew for each, 35 s and more; the deployment runs them all
-SIMULATED = ("fedavg-stops", "pa3dfl-mixed", "ditto-stc-two", "pfedgate-client")
+SIMULATED = ("fedavg-stops", "fedavg-secure", "pa3dfl-mixed", "ditto-stc-two", "pfedgate-client")
 FLAT = {
     "dataset": "digits",
     "clients": 3,
