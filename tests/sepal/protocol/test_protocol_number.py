@@ -31,7 +31,7 @@ HOW = (
     "(docs/versioning.md); then write {!r} here"
 )
 DIGESTS = {
-    2: ("242ba6138ccc4814", "006add9b404f292b", "8c08cc2257cc0d3e")
+    2: ("7b8ea3568b9d9960", "73acd6dc2b19b097", "8c08cc2257cc0d3e")
 }  # of the last number: keys, messages, payloads
 
 
