@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from sepal.engines.in_process import run_in_process
+from sepal.engines.in_process.cache import StateCache, forget_secrets
 from sepal.errors import ConfigError
 from sepal.masks.selection import count
 from sepal.method import capabilities
+from sepal.runs.backup import _written_once
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
+from sepal.server.run_store import DiskRunStore
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from sepal.strategies.baselines.fedavg import FedAvgServer
+from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.study.method_checks.cases import RoundLog
 
 FLAT = {
@@ -123,3 +128,38 @@ def test_a_methods_own_weights_make_its_claim_void():
 
     assert capabilities.SUMMED.of(Weighs) == ()
     assert capabilities.SUMMED.of(Learns) == ("",)
+
+
+def test_secrets_are_in_memory_and_on_disk_only_on_the_way_to_another_process(tmp_path):
+    first, second = (StateCache(tmp_path / "run", ServerState) for _ in range(2))
+    first.vault("a").write(b"secret")
+    assert first.vault("a").read() == b"secret"
+    assert not list(tmp_path.rglob("secure"))
+    first.release("a")
+    (path,) = tmp_path.rglob("secure")
+    assert path.stat().st_mode & 0o077 == 0
+    assert second.vault("a").read() == b"secret"
+    assert not path.exists()
+    second.release("a")
+    forget_secrets(tmp_path)
+    assert StateCache(tmp_path / "run", ServerState).vault("a").read() == b""
+
+
+def test_a_run_with_secure_sums_neither_goes_back_nor_closes_again(tmp_path):
+    flat = {**FLAT, "method": "local", "secure": "sum", "name": "r", "rounds": 1, "clients": 3}
+    with RunDirectory(tmp_path / "r", assemble(flat), IN_PROCESS) as directory:
+        run_in_process(directory._assembly, store=directory.store(), observers=[directory])
+    for changed, back, why in (
+        ({}, 1, "--from-round: expected a run without secure sums"),
+        ({"rounds": 2}, None, "rounds: expected 1 in a run with secure sums that has ended"),
+        ({"secure": "off"}, None, "secure"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            RunDirectory(tmp_path / "r", assemble({**flat, **changed}), IN_PROCESS, back)
+
+
+def test_a_backup_has_the_sums_of_recorded_rounds_and_no_masked_input(tmp_path):
+    store = DiskRunStore(tmp_path / "checkpoints", ServerState)
+    for name in ("sum", "members", "masked-train-1"):
+        store.keep_part(3, name, b"x")
+    assert [path.name for path in _written_once(tmp_path)] == ["sum"]
