@@ -71,8 +71,10 @@ class PrivacySettings(Settings):
 class CompressSettings(Settings):
     """Compressed exchange of methods that exchange dense models: keys ``compress.*``."""
 
-    name: Literal["none", "stc", "topk"] = Field(
-        "none", description="send a part of each update: stc: as signs with one size, topk: as values; both ways"
+    name: Literal["none", "stc", "topk", "randk"] = Field(
+        "none",
+        description="send a part of each update, both ways: stc: the largest entries, as signs with one size; topk: as "
+        "values; randk: values of entries that are drawn for each round from the seed, the same for all clients",
     )
     keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, in both directions")
     # Our choice. Who missed more rounds gets the current value of each entry that has changed since.

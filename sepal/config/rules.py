@@ -9,7 +9,7 @@ from __future__ import annotations
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
-AGREED_SUPPORT: tuple[str, ...] = ()  # values of compress.name by which all clients of a round send the same entries
+AGREED_SUPPORT = ("randk",)  # values of compress.name by which all clients of a round send the same entries
 OWN_DATA = ("own", "folder", "hf")  # data sets of which a client may have its own, which changes
 
 

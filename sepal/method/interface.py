@@ -90,11 +90,14 @@ class Compression:
         keep: p, fraction of the entries that are sent, in both directions.
         ternary: Whether entries are sent as ±μ; if not, as values.
         cache: Past rounds whose updates the server keeps for clients that missed them.
+        drawn: Whether the entries of a round are drawn from the run's seed, so that all send the same ones and no
+            position is sent; if not, they are the largest.
     """
 
     keep: float = 0.1
     ternary: bool = True
     cache: int = 20
+    drawn: bool = False
 
 
 ServerFactory: TypeAlias = Callable[[RunSetup], "ServerAlgorithm[Any]"]

@@ -18,7 +18,8 @@ from typing import BinaryIO
 from sepal.errors import StateError
 from sepal.protocol.messages import is_version
 from sepal.runs.stored_run import ABOUT
-from sepal.server.run_store.disk import BEST, EVICTED, ROUND_NAME, checkpoints_of
+from sepal.server.run_store.disk import BEST, EVICTED, PARTS, ROUND_NAME, checkpoints_of
+from sepal.server.summed_uploads import SUM
 from sepal.storage.files import check_owner, make_directory, read_tensors, sync_path
 from sepal.storage.regular import is_inside
 
@@ -105,6 +106,7 @@ def _written_once(run: Path) -> Iterator[Path]:
     yield from (path for path in _entries(store / "records") if ROUND_NAME.match(path.name))
     for uploads in (path for path in _entries(store / "uploads") if ROUND_NAME.match(path.name)):
         yield from (path for path in _entries(uploads) if path.suffix == ".safetensors")
+        yield from (path for path in _entries(uploads / PARTS) if path.name == SUM)
     for client in (client for run_id in _entries(clients) for client in _entries(run_id)):  # of a run in process
         for path in _entries(client):
             if path.name == "identity" or (path.suffix in (".safetensors", ".origin") and is_version(path.stem)):

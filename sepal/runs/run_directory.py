@@ -214,7 +214,10 @@ class RunDirectory:
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Append the round's lines."""
-        append(self.path / "ledger.jsonl", (plain(asdict(entry)) for entry in record.ledger))
+        rows = (
+            {key: value for key, value in asdict(entry).items() if key != "step" or value} for entry in record.ledger
+        )
+        append(self.path / "ledger.jsonl", (plain(row) for row in rows))
         append(self.path / "metrics.jsonl", [plain(line)])
 
     def closed(self, progress: RunState, report: RunFigures) -> None:

@@ -6,6 +6,7 @@ masked inputs are in. The caller stores each set before it sends the first messa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from functools import cached_property
 from sepal.errors import ProtocolError
 from sepal.secure import formats
 from sepal.secure.formats import LEAST_CLIENTS, Terms, least
-from sepal.secure.keys import KEY, PUBLIC, public_of
+from sepal.secure.keys import KEY, PUBLIC, agree, public_of
 from sepal.secure.masks import own_mask, pair_mask
 from sepal.secure.ring import Ring, Sum
 from sepal.secure.shamir import combine, lagrange, threshold
@@ -176,8 +177,11 @@ def check_public(data: bytes) -> bytes:
     """Return a client's two public keys.
 
     Raises:
-        ProtocolError: There are not 64 bytes, or they are twice the same key.
+        ProtocolError: There are not 64 bytes, they are twice the same key, or nobody could agree on anything with one:
+            the other clients would all refuse the round.
     """
     if len(data) != PUBLIC or data[:KEY] == data[KEY:]:
         raise ProtocolError("keys", f"two public keys, {PUBLIC} bytes", f"{len(data)} bytes")
+    for public in (data[:KEY], data[KEY:]):
+        agree(os.urandom(KEY), public, b"check", b"", b"")
     return data

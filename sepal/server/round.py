@@ -264,7 +264,9 @@ class Round:
         name, secure = request.client, self._secure
         client, scoring = self._start.state.roster[name], self._setup.task.scoring
         check_reply(request.order, client, self._digests[name], reply, content, scoring, self._growth(client), secure)
-        if request.order.kind is Kind.TRAIN and not secure:
+        if request.order.kind is Kind.TRAIN and secure:
+            self._start.upload_schema(name)  # refuses a client that the method cannot have
+        elif request.order.kind is Kind.TRAIN:
             self._decoded.check(name, content)
             if refused := self._guard.refused_change(self._decoded.changes(name, content)):
                 raise DivergedError("upload", *refused)

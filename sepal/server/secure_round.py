@@ -156,8 +156,8 @@ class SecureRound:
         return Members(tuple(made), terms)
 
     def _weight(self, name: str) -> float:
-        weigh: Callable[[Upload], float] = getattr(self._start.algorithm, "weigh", lambda upload: 0.0)
-        return float(weigh(Upload(self._start.state.roster[name], Payload())))
+        algorithm: Any = self._start.algorithm  # which has `weigh`, as each that claims `summed_phases`
+        return float(algorithm.weigh(Upload(self._start.state.roster[name], Payload())))
 
     def resume(self) -> dict[str, Any] | None:
         """Take up the round where a server that was killed has left it; return the record of the time, or None."""

@@ -253,6 +253,7 @@ def test_most_clients_diverging_ends_the_run_and_no_round_is_repeated():
 FORGERIES = {
     "short keys": ("train", lambda data: data[:-1]),
     "one key twice": ("train", lambda data: data[:32] * 2),
+    "a key with which nothing is agreed on": ("train", lambda data: data[:32] + bytes(32)),
     "short shares": ("share", lambda data: data[:-1]),
     "shares of nobody": ("share", lambda data: b""),
     "a short input": ("mask", lambda data: data[:-1]),

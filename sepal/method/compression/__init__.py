@@ -3,7 +3,10 @@
 Sattler, Wiedemann, Müller, Samek, "Robust and Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS
 2019 (https://arxiv.org/abs/1903.02891): Algorithm 1 (STC: the k = p·d largest entries of the flattened update, each as
 ±μ, where μ is the mean of their magnitudes), Algorithm 2 (both directions, each with a residual), section V-B (a client
-that missed rounds). Without ``ternary``, the entries keep their values (top-k with error feedback).
+that missed rounds). Without ``ternary``, the entries keep their values (top-k with error feedback). With ``drawn``, the
+k entries of a round are drawn from the run's seed instead (random k with error feedback; Stich, Cordonnier, Jaggi,
+"Sparsified SGD with Memory", NeurIPS 2018, https://arxiv.org/abs/1809.07599): all clients send the same entries,
+without positions, so a secure sum can add them up.
 
 Let M be the method's global model, and R the model that a client holds that has missed nothing; R starts at W_0, as M
 does. In a round,
@@ -89,7 +92,8 @@ def with_compression(method: Method, config: RunConfig, hyper: Any) -> Method:
     """Return the method as it exchanges models in this run: compressed by ``compress.*`` or its own keys, or plain."""
     how = method.compression(hyper) if method.compression else None
     if config.compress.name != "none":
-        how = Compression(config.compress.keep, config.compress.name == "stc", config.compress.cache)
+        name = config.compress.name
+        how = Compression(config.compress.keep, name == "stc", config.compress.cache, drawn=name == "randk")
     if how is None:
         return method
     record = {attribute.name: getattr(method, attribute.name) for attribute in fields(Method)}

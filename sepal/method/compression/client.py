@@ -9,8 +9,7 @@ import numpy as np
 
 from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
-from sepal.masks.selection import count
-from sepal.method.compression.updates import UPDATE, WEIGHTS, compress, less, plus, without
+from sepal.method.compression.updates import UPDATE, WEIGHTS, Supports, compress, less, plus, without
 from sepal.method.interface import Compression, RunSetup
 from sepal.method.tensors import dense, dense_specs
 from sepal.protocol.types import Payload, Plan, Predictor, Schema, SpecLike
@@ -45,6 +44,7 @@ class CompressedClient:
         self.inner, self.setup, self.trainer, self.how, self.kind = inner, setup, trainer, how, kind
         self.coding = ValueCoding(setup.config.values)
         self.flat, self.fixed = Flat(trained(inner.shared())), statistics(inner.shared())
+        self.supports = Supports(how, setup.config.seed, self.flat.size)
 
     def init(self) -> Any:
         """Start from W_0 with a residual of 0."""
@@ -53,10 +53,8 @@ class CompressedClient:
 
     def download_schema(self, state: Any, plan: Plan) -> Schema:
         """Admit the missed updates, or new values instead."""
-        k = count(self.how.keep, self.flat.size)
         missed = range(max(state.round + 1, plan.round - self.how.cache), plan.round)
-        update = TensorSpec((self.flat.size,), max_count=k, optional=True)
-        specs: dict[str, SpecLike] = {str(round): update for round in missed}
+        specs: dict[str, SpecLike] = {str(round): self.supports.spec(round, optional=True) for round in missed}
         specs[WEIGHTS] = TensorSpec((self.flat.size,), optional=True)
         return Schema({**specs, **dense_specs(self.fixed)})
 
@@ -87,7 +85,7 @@ class CompressedClient:
         inner, upload = self.inner.train(state.inner, self._method_download(model, download), plan)
         trained_weights = self.flat.join({p.name: upload.tensors[p.name].dense() for p in self.flat.layout})
         released = self.trainer.release(trained_weights - model + state.residual, plan.round)
-        update = compress(released.noised, self.how, self.coding)
+        update = compress(released.noised, self.how, self.coding, self.supports.of(plan.round))
         private = self.setup.config.privacy.clip > 0
         rest = without(released.clipped, update.positions()) if private else less(released.noised, update)
         fixed = {p.name: upload.tensors[p.name] for p in self.fixed}

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
-from sepal.method.compression.updates import UPDATE, WEIGHTS, compress, plus
+from sepal.method.compression.updates import UPDATE, WEIGHTS, Supports, compress, plus
 from sepal.method.interface import Compression, RunSetup
 from sepal.method.tensors import dense, dense_specs
 from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Upload, Uploads, Weights
-from sepal.wire.tensors import SparseTensor, TensorSpec, ValueCoding, Values, at
+from sepal.wire.tensors import SparseTensor, ValueCoding, Values, at
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class CompressedServer:
         self.inner, self.setup, self.how, self.kind = inner, setup, how, kind
         self.coding = ValueCoding(setup.config.values)
         self.flat, self.fixed = Flat(trained(inner.shared())), statistics(inner.shared())
+        self.supports = Supports(how, setup.config.seed, self.flat.size)
 
     def init(self) -> Any:
         """Start from W_0 without a residual."""
@@ -104,9 +105,8 @@ class CompressedServer:
 
     def upload_schema(self, state: Any, client: ClientInfo, plan: Plan) -> Schema:
         """Admit exactly k entries; at most k if they are ternary, because zeros are left out."""
-        k = count(self.how.keep, self.flat.size)
-        least = 0 if self.how.ternary else k
-        update = TensorSpec((self.flat.size,), min_count=least, max_count=k)
+        least = 0 if self.how.ternary else count(self.how.keep, self.flat.size)
+        update = self.supports.spec(plan.round, least)
         scalars = self.inner.upload_schema(state.inner, client, plan).scalars
         return Schema({UPDATE: update, **dense_specs(self.fixed)}, scalars)
 
@@ -115,6 +115,11 @@ class CompressedServer:
         model = self.inner.model(state.inner)
         return {p.name: model[p.name] for p in self.fixed}
 
+    def weigh(self, upload: Upload) -> float:
+        """Return the method's weight of an upload in a mean."""
+        weight: float = self.inner.weigh(upload)
+        return weight
+
     def aggregate(self, state: Any, uploads: Uploads, plan: Plan) -> tuple[Any, Metrics]:
         """Let the method aggregate M + Δ̃_i; send compress(M - R), and add it to R."""
         before = self.flat.join(self.inner.model(state.inner))
@@ -122,7 +127,8 @@ class CompressedServer:
         inner, metrics = self.inner.aggregate(state.inner, applied, plan)
         if not len(uploads):
             return replace(state, inner=inner, round=plan.round), metrics
-        update = compress(self.flat.join(self.inner.model(inner)) - state.held, self.how, self.coding)
+        change = self.flat.join(self.inner.model(inner)) - state.held
+        update = compress(change, self.how, self.coding, self.supports.of(plan.round))
         changed = state.changed.copy()
         changed[update.positions()] = plan.round
         cached_updates = {r: u for r, u in state.history.items() if int(r) > plan.round - self.how.cache}

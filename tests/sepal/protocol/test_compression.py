@@ -12,7 +12,7 @@ from sepal.method.compression import with_inner
 from sepal.method.compression.client import ClientState as Residual
 from sepal.method.compression.client import CompressedClient
 from sepal.method.compression.server import CompressedServer, ServerState
-from sepal.method.compression.updates import compress, less
+from sepal.method.compression.updates import compress, drawn_support, less
 from sepal.method.interface import Compression, RunSetup
 from sepal.method.tensors import dense as all_entries
 from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
@@ -21,7 +21,8 @@ from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgServer
 from sepal.strategies.baselines.fedavgm import FedAvgMServer, Hyper
 from sepal.training.trainer import Released
-from sepal.wire.tensors import SparseTensor, ValueCoding
+from sepal.wire import decode, encode
+from sepal.wire.tensors import SparseTensor, Support, TensorSpec, ValueCoding
 from tests.strategies.baselines import BASE, Sent, assert_same_model, run
 
 HALF = Compression(keep=0.5)
@@ -90,6 +91,26 @@ def test_top_k_by_hand():
     sent = compress(vector, Compression(keep=0.5, ternary=False), ValueCoding.FP32)
     assert dense(sent) == [4, -2, 0, 0]
     assert less(vector, sent).tolist() == [0, 0, 1, 0]
+
+
+def test_drawn_entries_by_hand():
+    """Entries 1 and 3 of (4, -2, 1, 8) are drawn: values -2 and 8; owed: (4, 0, 1, 0). No position is sent."""
+    vector, how = np.array([4, -2, 1, 8], np.float32), Compression(keep=0.5, ternary=False, drawn=True)
+    sent = compress(vector, how, ValueCoding.FP32, np.array([1, 3]))
+    assert dense(sent) == [0, -2, 0, 8]
+    assert less(vector, sent).tolist() == [4, 0, 1, 0]
+    known = TensorSpec((4,), Support.DERIVED, index=np.array([1, 3]))
+    assert dense(decode(encode({"u": sent}), {"u": known})["u"]) == [0, -2, 0, 8]
+
+
+def test_the_entries_of_a_round_are_the_same_for_all_and_others_in_the_next_round():
+    drawn = [drawn_support(7, number, 1000, 0.1) for number in range(1, 41)]
+    assert all(index.size == 100 and (np.diff(index) > 0).all() for index in drawn)
+    assert (drawn[0] == drawn_support(7, 1, 1000, 0.1)).all()
+    assert (drawn[0] != drawn[1]).any()
+    assert (drawn[0] != drawn_support(8, 1, 1000, 0.1)).any()
+    # 40 draws miss an entry with a probability of .9^40 = 1.5 %: of 1000 about 15, with a deviation of 4
+    assert 1000 - len(set(np.concatenate(drawn).tolist())) < 40
 
 
 def test_stc_sends_nothing_for_an_entry_that_is_0():
@@ -171,6 +192,7 @@ def test_a_client_that_was_evicted_and_comes_back_new_gets_everything():
     [
         ("fedstc", {}),
         ("fedavg", {"compress.name": "topk"}),
+        ("fedavg", {"compress.name": "randk"}),
         ("fedper", {"compress.name": "topk", "values": "bf16", "model": "digits-cnn-bn"}),
     ],
 )

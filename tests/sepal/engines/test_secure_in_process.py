@@ -1,0 +1,165 @@
+"""Secure sums in process: equal bits with any number of workers, and the plain model up to rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sepal.engines.in_process import run_in_process
+from sepal.engines.in_process.cache import StateCache, forget_secrets
+from sepal.errors import ConfigError
+from sepal.masks.selection import count
+from sepal.method import capabilities
+from sepal.runs.backup import _written_once
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
+from sepal.server.run_store import DiskRunStore
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
+from sepal.study.method_checks.cases import RoundLog
+
+FLAT = {
+    "dataset": "digits",
+    "clients": 4,
+    "rounds": 2,
+    "evaluate-every": 0,
+    "evaluate-sampled": False,
+    "partition.subsample": 120,
+    "seed": 3,
+    "timeout": 20.0,
+}
+SUMMED = [name for name in registry.METHODS if registry.get(name).summed_phases]
+
+
+def run(workers=1, **keys):
+    log = RoundLog()
+    assembly = assemble({**FLAT, **keys})
+    return run_in_process(assembly, observers=[log], workers=workers), log
+
+
+def model(strategy):
+    return dict(strategy.algorithm.model(strategy.progress.server))
+
+
+def test_the_methods_that_need_one_mean_are_eighteen():
+    assert len(SUMMED) == 18
+    assert {"local", "local-width"} < set(SUMMED)
+
+
+FAST = ("fedadam", "fedper", "local")
+KEYS = {"pfedme": {"pfedme.steps": 1}}
+# FedAdam and its kin divide by a root of second moments that start at 1e-6, so rounding shows most there.
+MOST = {"fedadam": 1e-3, "fedyogi": 1e-3, "fedadagrad": 1e-3, "fedem": 1e-5}
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in FAST else pytest.param(name, marks=pytest.mark.long) for name in SUMMED]
+)
+def test_a_methods_model_is_the_plain_one_up_to_rounding(method):
+    secure, plain = (model(run(method=method, secure=mode, **KEYS.get(method, {}))[0]) for mode in ("sum", "off"))
+    assert secure.keys() == plain.keys()
+    assert all(np.abs(secure[name] - plain[name]).max() < MOST.get(method, 1e-6) for name in plain)
+
+
+@pytest.mark.long
+def test_workers_and_repetitions_change_no_bit():
+    keys = {"method": "fedavg", "secure": "sum", "clients-per-round": 3, "evaluate-sampled": True}
+    first, alone = run(**keys)
+    second, several = run(workers=2, **keys)
+    assert {n: a.tobytes() for n, a in model(first).items()} == {n: a.tobytes() for n, a in model(second).items()}
+    assert dict(first.progress.versions) == dict(second.progress.versions)
+    assert [line["accuracy"] for line in alone.lines] == [line["accuracy"] for line in several.lines]
+
+
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedavgm", marks=pytest.mark.long)])
+def test_drawn_entries_go_with_secure_sums_and_are_as_few_as_they_say(method):
+    keys = {"method": method, "compress.name": "randk", "compress.keep": 0.05, "rounds": 4}
+    (secure, log), (plain, _) = (run(secure=mode, **keys) for mode in ("sum", "off"))
+    assert all(np.abs(model(secure)[name] - array).max() < 1e-6 for name, array in model(plain).items())
+    size = sum(array.size for array in model(plain).values())
+    sizes = {e.payload for e in log.records[0].ledger if (e.step, e.direction) == ("mask", "up")}
+    assert sizes == {4 * count(0.05, size)}  # k of d entries, 32 bits each
+
+
+@pytest.mark.parametrize("method", [name for name in registry.METHODS if name not in SUMMED])
+def test_another_method_is_refused_in_a_line_that_says_why(method):
+    with pytest.raises(ConfigError) as refused:
+        assemble({**FLAT, "method": method, "secure": "sum"})
+    words = str(refused.value)
+    assert words.startswith(f"secure: expected off: {method} needs more than the sum of the uploads: ")
+    assert "may read single uploads" not in words
+    assert "\n" not in words
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"robust-mean": "median"}, "robust-mean: expected none with secure = sum"),
+        ({"max-update-norm": 3.0}, "max-update-norm: expected 0 with secure = sum"),
+        ({"privacy.clip": 1.0}, "privacy.clip: expected 0 with secure = sum"),
+        ({"compress.name": "stc"}, "compress.name: expected none or randk with secure = sum"),
+        ({"novel-clients": 0.5}, "novel-clients: expected 0 with secure = sum"),
+        ({"lr": "search"}, "lr: expected a number with secure = sum"),
+        ({"clients": 2}, "clients: expected at least 3 with secure = sum"),
+        ({"clients-per-round": 2}, "clients-per-round: expected at least 3"),
+        ({"secure-colluders": 3}, "clients: expected at least 5"),
+        ({"secure-bits": 16, "clients": 40_000}, "secure-bits: expected 32 for 40000 clients"),
+        ({"metric": "balanced-accuracy"}, "task: expected classification by accuracy with secure = sum"),
+        (
+            {"dataset": "own", "own.shape": "4", "own.classes": 2, "own.data": "m:f", "data-changes": "accept"},
+            "data-changes",
+        ),
+    ],
+)
+def test_keys_that_look_at_single_clients_are_refused(keys, why):
+    with pytest.raises(ConfigError, match=why):
+        assemble({**FLAT, "method": "fedavg", "secure": "sum", **keys})
+
+
+def test_a_methods_own_weights_make_its_claim_void():
+    class Weighs(FedAvgServer):
+        def weigh(self, upload):
+            return float(upload.payload.scalars["mine"])
+
+    class Learns(FedAvgServer):
+        def update(self, state, mean):
+            return super().update(state, mean)
+
+    assert capabilities.SUMMED.of(Weighs) == ()
+    assert capabilities.SUMMED.of(Learns) == ("",)
+
+
+def test_secrets_are_in_memory_and_on_disk_only_on_the_way_to_another_process(tmp_path):
+    first, second = (StateCache(tmp_path / "run", ServerState) for _ in range(2))
+    first.vault("a").write(b"secret")
+    assert first.vault("a").read() == b"secret"
+    assert not list(tmp_path.rglob("secure"))
+    first.release("a")
+    (path,) = tmp_path.rglob("secure")
+    assert path.stat().st_mode & 0o077 == 0
+    assert second.vault("a").read() == b"secret"
+    assert not path.exists()
+    second.release("a")
+    forget_secrets(tmp_path)
+    assert StateCache(tmp_path / "run", ServerState).vault("a").read() == b""
+
+
+def test_a_run_with_secure_sums_neither_goes_back_nor_closes_again(tmp_path):
+    flat = {**FLAT, "method": "local", "secure": "sum", "name": "r", "rounds": 1, "clients": 3}
+    with RunDirectory(tmp_path / "r", assemble(flat), IN_PROCESS) as directory:
+        run_in_process(directory._assembly, store=directory.store(), observers=[directory])
+    for changed, back, why in (
+        ({}, 1, "--from-round: expected a run without secure sums"),
+        ({"rounds": 2}, None, "rounds: expected 1 in a run with secure sums that has ended"),
+        ({"secure": "off"}, None, "secure"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            RunDirectory(tmp_path / "r", assemble({**flat, **changed}), IN_PROCESS, back)
+
+
+def test_a_backup_has_the_sums_of_recorded_rounds_and_no_masked_input(tmp_path):
+    store = DiskRunStore(tmp_path / "checkpoints", ServerState)
+    for name in ("sum", "members", "masked-train-1"):
+        store.keep_part(3, name, b"x")
+    assert [path.name for path in _written_once(tmp_path)] == ["sum"]
