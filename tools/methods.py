@@ -2,8 +2,8 @@
 
 That is the tables in docs/methods.md, of which docs/methods.toml has some words; that in docs/accelerators.md of who
 trains at once; the run-config keys in pyproject.toml, as Flower refuses keys that its app does not declare there; and
-strategies/descriptions.toml, by which methods are listed and runs reported without importing torch. Each key is declared
-once, in ``sepal.config`` or in its method's ``Hyper``.
+strategies/descriptions.toml, by which methods are listed and runs reported without importing torch. Each key is
+declared once, in ``sepal.config`` or in its method's ``Hyper``.
 """
 
 from __future__ import annotations

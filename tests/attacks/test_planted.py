@@ -26,8 +26,8 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sepal import models, user_modules
-from sepal.cli.trackers import mlflow as mlflow_tracker
 from sepal.cli.main import app
+from sepal.cli.trackers import mlflow as mlflow_tracker
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.export import portable
