@@ -112,6 +112,29 @@ def test_a_class_that_nobody_sends_keeps_its_prototype():
     np.testing.assert_array_equal(after.prototypes, known.prototypes)
 
 
+def test_a_class_without_a_prototype_pulls_nothing():
+    """All examples are of class 0, and only class 1 has a prototype: both clients go on as without the pull."""
+    toy = Toy()
+    toy.round(1)
+    toy.state = type(toy.state)(np.array([[0.0], [7.0]], np.float32), np.array([False, True]))
+    assert toy.round(2) == pytest.approx([1.3756, -0.5904], abs=1e-6)
+
+
+def test_a_class_is_weighed_by_the_clients_examples_of_it():
+    """Of 4 examples all, of 8 a quarter: 4·1 and 8·.25 = 2, so (4·3 + 2·0)/6 = 2. A share of 9 counts as 1."""
+    toy, sent = Toy(), Sent()
+    for name, examples, share, value in (("a", 4, 9.0, 3.0), ("b", 8, 0.25, 0.0)):
+        tensors = message(
+            np.array([True, False]),
+            np.array([[value], [0]], np.float32),
+            ValueCoding.FP32,
+            np.array([share, 0], np.float32),
+        )
+        sent.append(Upload(ClientInfo(name, examples), Payload(tensors)))
+    after, _ = toy.server.aggregate(toy.state, sent, Plan(2))
+    assert after.prototypes[0, 0] == pytest.approx(2.0)
+
+
 def test_without_the_pull_a_run_is_local_bit_for_bit():
     fedproto, local = run("fedproto", **{"fedproto.lambda": 0.0}), run("local")
     assert fedproto.report.accuracy["trained"] == local.report.accuracy["trained"]

@@ -12,6 +12,7 @@ from sepal.errors import ConfigError
 from sepal.method import ClientInfo, Payload, Plan, RunSetup, Trainer
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.wire.tensors import whole
 from tests.strategies.baselines import BASE, assert_same_model, run
 from tests.strategies.federation import Federation
 
@@ -64,6 +65,20 @@ def test_the_personal_head_goes_on_from_its_last_state_and_is_added_to_what_is_t
     assert again.head["0.bias"][0] == pytest.approx(0.25 + 0.127541, abs=1e-6)
     personal = client.personal_weights(again)
     assert personal["0.bias"][0] == pytest.approx(again.model["0.bias"][0] + again.head["0.bias"][0], abs=1e-7)
+
+
+def test_the_personal_head_learns_what_the_generic_one_lacks():
+    """Received bias (1, 0): g + 0 says class 0 with e/(e + 1) = .731059; gradient .731059 - .75: φ = (.018941, ...).
+
+    The generic head's balanced probability is 3e/(3e + 1) = .890768: gradient .140768, so its bias is .859232.
+    """
+    client = head_alone()
+    received = {"0.weight": np.zeros((2, 1), np.float32), "0.bias": np.array([1, 0], np.float32)}
+    download = Payload({name: whole(array) for name, array in received.items()})
+    state, upload = client.train(client.init(), download, Plan(2))
+    assert state.head["0.bias"].tolist() == pytest.approx([0.018941, -0.018941], abs=1e-6)
+    assert upload.tensors["0.bias"].values[0] == pytest.approx(0.859232, abs=1e-6)
+    assert client.personal_weights(state)["0.bias"][0] == pytest.approx(0.878173, abs=1e-6)
 
 
 def test_a_class_without_examples_is_left_out_of_the_generic_loss():

@@ -12,6 +12,7 @@ from sepal.strategies.baselines.fedavg import ServerState
 from sepal.strategies.baselines.ifca import cluster
 from sepal.wire.tensors import members, whole
 from tests.strategies.baselines import BASE, Sent, model, run
+from tests.strategies.federation import Federation
 from tests.strategies.quadratics import Quadratics
 
 
@@ -148,10 +149,13 @@ def test_uploads_of_a_cluster_are_weighed_by_examples():
 
 
 def test_choosing_is_counted():
-    """k forward passes over the data on top of the training's."""
+    """A forward pass over the data for each model; training's pass forward and backward is nearly three of them."""
     spent = []
-    for count in (1, 3):
-        rounds = Quadratics("ifca", **{"ifca.models": count})
-        rounds.round(1)
-        spent.append(rounds.clients[0].trainer.reports["cluster"])
-    assert spent[0] == 0
+    for count in (0, 1, 3):
+        keys = {"method": "ifca", "ifca.models": count} if count else {"method": "fedavg"}
+        federation = Federation([1.0], **keys)
+        federation.trained(federation.server.init(), 0, federation.server.plan(1))
+        spent.append(federation.hosts[0].algorithm.trainer.multiply_adds)
+    once = spent[1] - spent[0]
+    assert spent[2] - spent[0] == pytest.approx(3 * once)
+    assert 0.33 < once / spent[0] < 0.4
