@@ -79,11 +79,12 @@ def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trial
     """Yield the methods of a data set whose trials have all ended.
 
     The searches with a margin replace the earlier ones once all of them have ended: until then the table would compare
-    rates that were chosen by two rules.
+    rates that were chosen by two rules. A method that has no trials of either kind is not waited for.
     """
     methods = setting.all_methods
     new = {m: evidence.trials(dataset, m, setting, setting.clip(m)) for m in methods if setting.clip(m)}
-    replaced = all(trials.accuracies and not trials.needed() for trials in new.values())
+    tried = [m for m in new if new[m].accuracies or evidence.trials(dataset, m, setting).accuracies]
+    replaced = all(new[method].accuracies and not new[method].needed() for method in tried)
     for method in methods:
         trials = new[method] if replaced and method in new else evidence.trials(dataset, method, setting)
         if trials.accuracies and not trials.needed():
