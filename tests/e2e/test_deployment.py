@@ -65,7 +65,7 @@ CASES = {
 }
 WIDTHS = {"pa3dfl-mixed": [1, 1 / 2, 3 / 16], "fedrolex-mixed": [1, 1 / 2, 1 / 8]}  # multiples of 1/16; of 1/2ⁿ
 # Ray starts anew for each, 35 s and more; the deployment runs them all
-SIMULATED = ("fedavg-stops", "fedavg-secure", "pa3dfl-mixed", "ditto-stc-two", "pfedgate-client")
+SIMULATED = ("fedavg-stops", "pa3dfl-mixed", "ditto-stc-two", "pfedgate-client", "fedavg-secure")
 FLAT = {
     "dataset": "digits",
     "clients": 3,
