@@ -271,7 +271,7 @@ Scaffold = register(
     ScaffoldServer,
     ScaffoldClient,
     Hyper,
-    defaults={"optimizer": "sgd", "clip-gradient": 0.0},
+    defaults={"lr": 0.1, "optimizer": "sgd", "clip-gradient": 0.0},  # at the rate of FedAvg on digits, .5, it diverges
     deployed="received",
     one_model=True,
 )

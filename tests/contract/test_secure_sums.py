@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from sepal.errors import RoundError, SepalError
 from sepal.protocol.messages import Content, read_reply, write_reply
 from sepal.protocol.types import Plan
+from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
 from sepal.server.strategy import SepalStrategy
+from sepal.server.summed_uploads import SummedUploads
 from sepal.strategies.baselines.fedavg import ServerState
 from tests.contract.fakes import SIZE, step
 from tests.contract.harness import Killed, Nodes
@@ -419,3 +422,11 @@ def test_the_store_keeps_parts_of_a_round_and_knows_whose_they_are(tmp_path):
     shutil.copytree(tmp_path / "a" / "uploads" / "000003", tmp_path / "a" / "uploads" / "000004")
     with pytest.raises(SepalError, match="the part sum of round 4"):
         store.part(4, "sum")
+
+
+def test_a_replayed_void_round_takes_no_step_of_the_servers_own():
+    """A server with momentum would move on with no upload at all."""
+    start = RoundStart(SimpleNamespace(), RunState("run", 4, {"momentum": 1.0}), Plan(5))  # it has no `aggregate`
+    record = RoundRecord(5, (), (), {}, {}, (), False, {}, void="3 of 5 clients left, 4 are needed")
+    after, metrics = advance(start, record, SummedUploads([], None))
+    assert (after.round, after.server, metrics) == (5, {"momentum": 1.0}, {})
