@@ -144,6 +144,7 @@ FedBN = register(
     FedBNServer,
     FedBNClient,
     Hyper,
+    defaults={"lr": 0.1},  # FedAvg's rate on digits, .5, is too high for it
     deployed="received",
     model_variant=VARIANT,
 )
