@@ -155,7 +155,7 @@ CLAIMS = (
     Claim(
         "deployment",
         "a deployment over gRPC has the weights of a run in process",
-        "or in a deployment over gRPC",
+        "in a deployment over gRPC",
         _exactly(1.0),
         "tests/e2e/test_deployment.py",
         2,

@@ -44,7 +44,10 @@ def peers() -> dict[str, Any]:
     killed = [row for row in rows if row.get("killed") == 0]
     others = [SHOWN[row["framework"]] for row in rows if row.get("killed", 0) != 0]
     no_way = [SHOWN[row["framework"]] for row in rows if "killed" not in row]
-    words = [f"in {listed(others)} they were not" if others else "", f"{listed(no_way)} starts again" if no_way else ""]
+    words = [
+        f"in {listed(others)} they were not" if others else "",
+        f"{listed(no_way)} has no result" if no_way else "",
+    ]
     return {
         "peers_settings": f"{versions} (FedAvg, 10 clients, {rows[0]['rounds']} rounds)",
         "peers_again": listed([SHOWN[row["framework"]] for row in rows if row["again"] == 0]),
