@@ -10,7 +10,7 @@ NAMES = {"flower": "Flower", "fluke": "fluke", "pfl": "pfl-research", "sepal": "
 NOTES = {
     "flower": "a run starts again: its FedAvg has no file to go on from",
     "fluke": "its files have server, clients and round, and no state of the random generators",
-    "pfl": "with `RestoreTrainingCallback` weights differed; whether that is its fault or our use's is not established, "
+    "pfl": "`RestoreTrainingCallback` left other weights; whether that is its fault or our use's was not established, "
     "so there is no result",
     "sepal": "the checkpoint of each round, which every run writes",
 }
