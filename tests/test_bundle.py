@@ -59,7 +59,7 @@ def test_no_data_is_in_the_bundle(bundle):
         r"(.*\.(py|toml|md|yml|yaml)|LICENSE|\.info/CONTENT|tests/.*\.jsonl?|tools/results/(bench|growth|superlink)[^/]*\.json|monitoring/[^/]*\.json)"
     )
     assert [name for name in bundle.namelist() if not allowed.fullmatch(name)] == []
-    assert sum(entry.file_size for entry in bundle.infolist()) < 5_000_000  # Flower refuses 10 MB, compressed
+    assert sum(entry.file_size for entry in bundle.infolist()) < 6_000_000  # Flower refuses 10 MB, compressed
 
 
 def test_flower_would_publish_it():
