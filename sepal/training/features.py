@@ -46,20 +46,26 @@ class LastLayer:
         Raises:
             ModelError: What the module returns is not what this layer returns.
         """
-        calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+        calls: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
         def note(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            calls.append((inputs[0], output))
+            calls.append((inputs[0], output, output._version))
 
         handle = module.get_submodule(self.name).register_forward_hook(note)
         try:
             outputs: torch.Tensor = module(x) if weights is None else functional_call(module, dict(weights), (x,))
         finally:
             handle.remove()
-        if len(calls) != 1 or calls[0][1].data_ptr() != outputs.data_ptr():
+        if len(calls) != 1 or not _same_values(outputs, *calls[0][1:]):
             odd = "which is used more than once" if len(calls) > 1 else "which is not used"
             raise _refused(self.method, f"{self.name}, {odd if len(calls) != 1 else 'after which something follows'}")
         return outputs, calls[0][0]
+
+
+def _same_values(outputs: torch.Tensor, output: torch.Tensor, version: int) -> bool:
+    """Return whether a module's outputs are a layer's, at most in another shape: no part of them, nothing in place."""
+    same_memory = outputs.data_ptr() == output.data_ptr() and outputs.numel() == output.numel()
+    return same_memory and outputs._version == version
 
 
 def last_layer(module: nn.Module, layout: Layout, method: str, example: torch.Tensor | None = None) -> LastLayer:

@@ -37,6 +37,8 @@ from sepal.strategies.registration import register
 from sepal.training.batches import smallest_batch
 from sepal.training.columns import BATCH, equal_parts
 
+# What a norm with running statistics calls them. Other buffers of a model, such as constants, are statistics, too.
+RUNNING = ("running_mean", "running_var")
 VARIANT = "-bn"  # ends the names of built-in models with batch normalisation
 
 
@@ -52,19 +54,20 @@ class Hyper(Settings):
 
 def personal_norms(layout: Layout, norms: str) -> Layout:
     """Return the tensors that stay with the client, by ``fedbn.norms``."""
-    if norms == "statistics":
-        return statistics(layout)
-    with_statistics = {_layer(parameter.name) for parameter in statistics(layout)}
+    names = {parameter.name for parameter in statistics(layout)}
+    with_statistics = {_layer(name) for name in names if {f"{_layer(name)}{part}" for part in RUNNING} <= names}
+    kept_roles = {Role.STATISTIC} if norms == "statistics" else {Role.STATISTIC, Role.NORM}
     return tuple(
         parameter
         for parameter in layout
-        if parameter.role is Role.STATISTIC
-        or (parameter.role is Role.NORM and (norms == "all" or _layer(parameter.name) in with_statistics))
+        if (parameter.role in kept_roles and _layer(parameter.name) in with_statistics)
+        or (parameter.role is Role.NORM and norms == "all")
     )
 
 
 def _layer(name: str) -> str:
-    return name.rpartition(".")[0]
+    """Return the beginning that the names of a layer's tensors have in common, with its dot."""
+    return name[: name.rfind(".") + 1]
 
 
 def refuse_without_norms(setup: RunSetup) -> None:

@@ -6,15 +6,16 @@ loss on its training part (ties: the first), trains it for E epochs, and sends i
 the mean of each model over the clients that chose it; a model that nobody chose stays. *Received* is the chosen one of
 the received models, which is deployed; *kept* is the client's after its last training.
 
-The models are different draws from the seed; the first is W_0. **One may be the best for everybody after a round**, and
+The models are different draws from the seed; the first is W_0. What the user's ``build`` sets is the same in all, and
+where that is everything, more than one model is refused. **One may be the best for everybody after a round**, and
 the others starve: the round's figures ``cluster-0``, ``cluster-1``, … say how many clients chose each.
 
 Deviations: clients count in the mean by n_i (in the authors' code all count alike: ``weights = "equal"``). The authors'
 code draws the models anew until each is chosen by a share of the clients, for which clients would have to answer before
 the first round; here they are drawn once. At test it chooses by the loss on *test* data; here by that on training
-data. The losses are those of evaluation mode, in the order of the data, in float64. Gradient averaging and shared lower
-layers, of which the paper also speaks, are not here. The server learns each client's number. A round counts the forward
-passes of all k models.
+data. The losses are those of evaluation mode, in the order of the data; their sum over batches is in float64. Gradient
+averaging and shared lower layers, of which the paper also speaks, are not here. The server learns each client's number.
+A round counts the forward passes of all k models.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from sepal.errors import ConfigError
 from sepal.method import (
     ClientBase,
     ClientInfo,
@@ -78,6 +80,12 @@ def cluster(tensors: Tensors) -> int:
 
 class IFCAServer(Mixture, FedAvgServer):
     """Averages each model over the clients that chose it."""
+
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        if self.hyper.models > 1 and {p.name for p in setup.layout} <= set(setup.user_set):
+            expected = "1 for a model that sets all its first weights: equal models would never part"
+            raise ConfigError("ifca.models", expected, self.hyper.models)
 
     def init(self) -> ServerState:
         """Start from k models drawn from the seed."""

@@ -18,13 +18,13 @@ Deviations: clients count in the mean by n_i (``weights = "equal"``: alike; whet
 checked); a pass of personalisation is the default, and the paper's single step is ``epochs = 0``: one step along the
 gradient of the whole training part. Codes differ here: one takes a batch of *test* data, another an epoch. The product
 with the Hessian is exact, where the paper takes a difference quotient of gradients. α does not decay with the
-rounds. Momentum, weight decay and a gradient's limit apply to the outer step alone. The forward pass on D'' changes no
-running statistics.
+rounds. Momentum, Adam, weight decay and a gradient's limit apply to the outer step alone. The forward pass on D''
+changes no running statistics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -46,6 +46,15 @@ from sepal.training.capturable import Capturable, Objective
 from sepal.training.optimizers import ParameterGroup
 
 Tensors = dict[str, torch.Tensor]
+# Of the steps that personalise, which are those of the objective: w - α·∇f(w)
+PLAIN: Mapping[str, Any] = {
+    "optimizer": "sgd",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "clip_gradient": 0.0,
+    "lr_decay": 1.0,
+    "schedule": "constant",
+}
 
 
 class Hyper(fedavg.Hyper):
@@ -151,7 +160,7 @@ class PerFedAvgClient(FedAvgFtClient):
         network.load(start)
         if self.hyper.epochs:
             group = ParameterGroup(list(network.module.parameters()), alpha)
-            with self._with_config(lr_decay=1.0, schedule="constant") as trainer:
+            with self._with_config(0, **PLAIN) as trainer:
                 trainer.fit(
                     network.module, plan.round, epochs=self.hyper.epochs, purpose="finetune", parameters=[group]
                 )
@@ -167,7 +176,8 @@ class PerFedAvgClient(FedAvgFtClient):
         network, hessian = self.trainer.network(), self.hyper.variant == "hf"
         network.load(start)
         loss = MetaLoss(self.trainer.loss, self._alpha, hessian, smallest_batch(network.module))
-        with self._with_config(batch_size=self.setup.config.batch_size * (2 + hessian)) as trainer:
+        batch_size = self.setup.config.batch_size * (2 + hessian)
+        with self._with_config(self.trainer.halvings, batch_size=batch_size) as trainer:
             trainer.fit(network.module, plan.round, Hooks(loss))
             batches = [len(rows) for rows in trainer.rows(plan.round, "train", 1, loss.smallest)]
             more = sum(loss.gradients(size) - size for size in batches)  # fit counts one of each example
@@ -179,9 +189,10 @@ class PerFedAvgClient(FedAvgFtClient):
         return float(self.hyper.alpha)
 
     @contextmanager
-    def _with_config(self, **keys: Any) -> Iterator[Trainer]:
+    def _with_config(self, halvings: int, **keys: Any) -> Iterator[Trainer]:
         """Yield the trainer with other keys; what it has spent is the client's."""
-        trainer = replace(self.trainer, config=self.trainer.config.model_copy(update=keys))
+        config = self.trainer.config.model_copy(update=keys)
+        trainer = replace(self.trainer, config=config, halvings=halvings)
         yield trainer
         for name in ("seconds", "steps", "multiply_adds", "local"):
             setattr(self.trainer, name, getattr(trainer, name))

@@ -141,8 +141,8 @@ class ScaffoldServer(WithVariates, ServerBase[ServerState]):
         return Payload(dense({**state.weights, **prefixed(control)}, self.shared(), self.coding))
 
     def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
-        """Return x, and the client's last c_i if it has one."""
-        return {**state.weights, **prefixed(state.variates.get(client.name, {}))}
+        """Return x. Against its last c_i, the first c_i of a client would be far larger than the others' changes."""
+        return state.weights
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Update x with the mean of the models, and c with the variates that were sent."""

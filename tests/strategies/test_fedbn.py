@@ -58,6 +58,20 @@ def grouped(input_shape, classes):
     return network
 
 
+class WithConstants(torch.nn.Sequential):
+    """Layer norm and a constant, which is a buffer as running statistics are."""
+
+    def __init__(self, classes):
+        super().__init__(
+            torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, classes)
+        )
+        self.register_buffer("scale", torch.ones(1))
+
+
+def with_constants(input_shape, classes):
+    return WithConstants(classes)
+
+
 def test_norms_are_never_sent():
     strategy = run("fedbn", 2)
     roles = {p.name: p.role for p in strategy.setup.layout}
@@ -90,6 +104,7 @@ def test_a_single_client_trains_as_fedavg_does():
     [
         ({"model": "digits-cnn"}, "a norm with running statistics, .*digits-cnn-bn.*, got digits-cnn, which has none"),
         ({"model": "tests.strategies.test_fedbn:grouped"}, "got tests.strategies.test_fedbn:grouped, which has none"),
+        ({"model": "tests.strategies.test_fedbn:with_constants"}, "got .*:with_constants, which has none"),
         ({"model": "digits-cnn", "fedbn.norms": "statistics"}, "a norm with running statistics"),
         ({"model": "digits-cnn", "fedbn.norms": "all"}, "one with a norm, without which fedbn is fedavg"),
     ],

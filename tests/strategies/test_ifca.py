@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from sepal.errors import ConfigError
 from sepal.method import ClientInfo, Plan, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
@@ -87,6 +89,21 @@ def test_models_start_apart_and_the_first_at_w_0():
     start = assembly.method.make_server(assembly.setup).init().weights
     np.testing.assert_array_equal(start["0/fc1.weight"], assembly.setup.weights["fc1.weight"])
     assert len({start[f"{m}/fc1.weight"].tobytes() for m in range(3)}) == 3
+
+
+def test_more_than_one_model_is_refused_where_all_would_be_equal():
+    with pytest.raises(
+        ConfigError, match=r"ifca.models: expected 1 for a model that sets all its first weights: .*, got 2"
+    ):
+        run("ifca", 1, model="tests.strategies.test_ifca:constant")
+    run("ifca", 1, model="tests.strategies.test_ifca:constant", **{"ifca.models": 1})
+
+
+def constant(input_shape, classes):
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
+    for parameter in network.parameters():
+        torch.nn.init.constant_(parameter, 0.5)
+    return network
 
 
 def test_all_models_go_down_and_one_comes_up():

@@ -36,6 +36,15 @@ def test_a_round_without_the_hessian_by_hand():
     assert personalised(rounds, 2) == pytest.approx([0.57694, -0.04272], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "keys", [{}, {"momentum": 0.9}, {"optimizer": "adam"}, {"weight-decay": 0.5}, {"clip-gradient": 0.5}]
+)
+def test_personalisation_is_plain_descent_whatever_the_outer_step_is(keys):
+    """Three passes of one batch at α = .1 from 0: client 1 has 4·(1 - .9³) = 1.084, client 2 -(1 - .8³) = -.488."""
+    rounds = Quadratics("per-fedavg", **{**EQUAL, "per-fedavg.epochs": 3}, **keys)
+    assert personalised(rounds, 1) == pytest.approx([1.084, -0.488], abs=1e-6)
+
+
 def test_a_round_with_the_hessian_by_hand():
     """The step is (1 - α·a) = .9 and .8 times as long: .9·.9·(w - 4), .8·1.6·(w + 1).
 

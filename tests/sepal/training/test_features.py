@@ -57,6 +57,15 @@ class Twice(nn.Module):
         return self.fc(self.fc(x))
 
 
+class Sliced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(x)[:, :2]
+
+
 class Reversed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -70,6 +79,8 @@ class Reversed(nn.Module):
     ("module", "words"),
     [
         (network(nn.Linear(4, 2), nn.Softmax(1)), "got 2, after which something follows"),
+        (network(nn.Linear(4, 2), nn.ReLU(inplace=True)), "got 2, after which something follows"),
+        (Sliced(), "got head, after which something follows"),
         (Twice(), "got fc, which is used more than once"),
         (Reversed(), "got body, after which something follows"),
     ],
