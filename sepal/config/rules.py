@@ -100,8 +100,8 @@ def _check_secure(config: RunConfig) -> None:
         return
     why = "with secure = sum, where the server sees no single update"
     refused: dict[str, tuple[object, str]] = {
-        "robust-mean": ("none", f"{why}; secure-range bounds what a client can change"),
-        "max-update-norm": (0, f"{why}; secure-range bounds what a client can change"),
+        "robust-mean": ("none", f"{why}; nothing bounds a client that lies"),
+        "max-update-norm": (0, f"{why}; nothing bounds a client that lies"),
         "privacy.clip": (0, "with secure = sum: noise inside a secure sum is not built"),
         "novel-clients": (0, "with secure = sum: their figures are in the sum of all"),
         "data-changes": ("refuse", "or freeze with secure = sum: weights would be those of data that nobody compares"),

@@ -145,17 +145,21 @@ def figures_of(metrics: Mapping[str, Any], views: Sequence[str]) -> list[int | f
 def sums_of(figures: Sequence[int], views: Sequence[str], clients: int) -> dict[str, float]:
     """Return the sums of figures by name: counts, and the sum of accuracies.
 
+    Of a view whose sums cannot be those of clients that are honest, all are 0, as if nobody had it: a client that lies
+    can add any numbers.
+
     Args:
         figures: m integers of a sum.
         views: As in :func:`figures_of`.
         clients: |U1|.
     """
     unit = MOST_FIGURE // clients
-    names = figure_names(views)
-    return {
-        name: value / unit if name.endswith("accuracy") else float(value)
-        for name, value in zip(names, figures, strict=True)
-    }
+    names, sums = figure_names(views), list[float]()
+    for start in range(0, len(figures), len(EACH)):
+        having, correct, examples, accuracy = figures[start : start + len(EACH)]
+        possible = 0 <= having <= min(clients, examples) and 0 <= correct <= examples and 0 <= accuracy <= having * unit
+        sums += [having, correct, examples, accuracy / unit] if possible and having else [0] * len(EACH)
+    return {name: float(value) for name, value in zip(names, sums, strict=True)}
 
 
 def added_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -282,7 +282,7 @@ class SecureClient:
         most = MOST_FIGURE // session.clients
         figures = [int(f * most + 0.5) if isinstance(f, float) else f for f in session.figures]
         if any(not 0 <= figure <= most for figure in figures):
-            raise ProtocolError("figures", f"counts of at most {most}", max(figures))
+            raise ProtocolError("figures", f"counts of at most {most}", "a larger one")
         return session.ring.vector(entries, figures)
 
     def _context(self, session: _Session) -> bytes:

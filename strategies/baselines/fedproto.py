@@ -153,6 +153,8 @@ class NoModel:
 class FedProtoServer(NoModel, ServerBase[ServerState]):
     """Averages each class's prototype over the clients that have the class."""
 
+    reads_uploads = "which classes each client has"
+
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
         refuse_another_end(setup.make(), setup.layout, setup.input_shape, NAME)

@@ -81,6 +81,8 @@ def cluster(tensors: Tensors) -> int:
 class IFCAServer(Mixture, FedAvgServer):
     """Averages each model over the clients that chose it."""
 
+    reads_uploads = "which of the models each client chose"
+
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
         if self.hyper.models > 1 and {p.name for p in setup.layout} <= set(setup.user_set):

@@ -118,6 +118,7 @@ def prefixed(variate: Mapping[str, npt.NDArray[np.float32]]) -> Weights:
 class ScaffoldServer(WithVariates, ServerBase[ServerState]):
     """Averages the models, and the variates over the whole roster."""
 
+    reads_uploads = "the control variate of each client, which it keeps"
     learns_novel = False  # they never train, so they have no part in c
 
     def init(self) -> ServerState:

@@ -10,9 +10,11 @@ from sepal.engines.in_process.cache import StateCache, forget_secrets
 from sepal.errors import ConfigError
 from sepal.masks.selection import count
 from sepal.method import capabilities
+from sepal.protocol.summed import sums_of
 from sepal.runs.backup import _written_once
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.run_directory import RunDirectory
+from sepal.server.accuracy import summed_figures
 from sepal.server.run_store import DiskRunStore
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -42,13 +44,25 @@ def model(strategy):
     return dict(strategy.algorithm.model(strategy.progress.server))
 
 
-def test_the_methods_that_need_one_mean_are_eighteen():
-    assert len(SUMMED) == 18
-    assert {"local", "local-width"} < set(SUMMED)
+def test_the_methods_that_need_one_mean_are_these():
+    with_a_mean = "fedavg fedavg-ft per-fedavg fedavgm fedadam fedyogi fedadagrad fedprox moon ditto apfl fedala fedrod"
+    with_a_part = "fedper fedrep fedbabu lg-fedavg fedbn fedsa-lora pfedme fedem"
+    assert set(SUMMED) == {*with_a_mean.split(), *with_a_part.split(), "local", "local-width"}
+
+
+@pytest.mark.parametrize(
+    "lie", [[1, 0, 0, 0], [1, 0, -15, 0], [4, 2, 9, 0], [-1, 2, 9, 0], [2, 10, 9, 0], [2, 2, 9, 2**31 - 1]]
+)
+def test_figures_that_no_honest_clients_have_count_as_absent(lie):
+    """Of three clients: two have the view on test data, 5 of 9 correct, accuracies that add to 1; L = ⌊(2³¹ - 1)/3⌋."""
+    honest = [2, 5, 9, (2**31 - 1) // 3]
+    sums = sums_of([*honest, *lie], ["received"], 3)
+    assert summed_figures(sums, "received") == {"mean": 0.5, "weighted": 5 / 9, "clients": 2}
+    assert summed_figures(sums, "received", "validation-") is None
 
 
 FAST = ("fedadam", "fedper", "local")
-KEYS = {"pfedme": {"pfedme.steps": 1}}
+KEYS = {"pfedme": {"pfedme.steps": 1}, "fedbn": {"model": "digits-cnn-bn"}}
 # FedAdam and its kin divide by a root of second moments that start at 1e-6, so rounding shows most there.
 MOST = {"fedadam": 1e-3, "fedyogi": 1e-3, "fedadagrad": 1e-3, "fedem": 1e-5}
 
