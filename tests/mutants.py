@@ -95,8 +95,8 @@ MUTANTS = (
     Mutant(
         "subfedavg takes no notice of the capacity",
         "strategies/subfedavg/client.py",
-        "return self.prunable.fitted(weights, self.gated(weights, kept, first), self.capacity)",
-        "return self.gated(weights, kept, first)",
+        "return self.prunable.fitted(weights, self.gated(weights, masks, first), self.capacity)",
+        "return self.gated(weights, masks, first)",
         "tests/strategies/test_subfedavg_capacity.py::test_every_client_ends_with_a_model_that_fits",
     ),
     Mutant(
@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         "pa3dfl compares with what was generated, not with what was delivered",
         "strategies/pa3dfl/server.py",
-        "partial(delivered, coding=self.coding))",
-        "lambda values: values)",
+        "partial(delivered, coding=self.coding)",
+        "lambda values: values",
         "tests/strategies/test_pa3dfl.py::test_where_no_client_changed_anything_the_hypernetwork_stays_to_the_bit",
     ),
     Mutant(
@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "a compressing server drops its residual",
         "sepal/method/compression/server.py",
-        "self.inner.model(inner)) - state.held, self.how",
-        "self.inner.model(inner)) - before, self.how",
+        "self.flat.join(self.inner.model(inner)) - state.held",
+        "self.flat.join(self.inner.model(inner)) - before",
         "tests/sepal/protocol/test_compression.py::test_rounds_by_hand_with_a_client_that_misses_one",
     ),
     Mutant(

@@ -95,8 +95,8 @@ def test_density_is_from_trials_of_the_same_seeds_as_the_yardsticks(two):
     assert shown["subfedavg", 50]["published"]
 
 
-def test_what_has_the_papers_value_in_its_reported_runs_is_not_read_from_trials(two):
-    block_results = two[0]
+def test_what_has_the_papers_value_in_its_reported_runs_is_not_read_from_trials():
+    block_results = block("d")
     # the trials chose .1 of FedPSE; fedpse-1 has .01 with a rate that was chosen for .1; pfedgate-third is for .3
     assert density.published(block_results, "fedpse", 0.1).name == "fedpse"
     assert density.published(block_results, "fedpse", 0.01) is None

@@ -170,6 +170,7 @@ PACKAGES = ("client_app", "models", "sepal", "server_app", "strategies")
 COLUMNS = {  # heads of tables, and keys that a command looks up for one sentence
     "sepal/cli/showing.py": {"name", "dataset", "model"},
     "sepal/cli/listing.py": {"method", "rounds"},
+    "sepal/report/card.py": {"name", "method", "dataset", "rounds"},
     "sepal/cli/notices.py": {"method", "dataset"},
     "client_app/guard.py": {"own.classes", "own.vocabulary"},
     "sepal/study/plans/converged.py": {"rounds", "stop-after"},
