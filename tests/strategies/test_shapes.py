@@ -23,8 +23,9 @@ KEYS = {
     "fedsa-lora": {"lora.rank": 2, "trainable": "scale"},
     "flasc": {"lora.rank": 2, "trainable": "scale"},
 }
-# They cut, decompose or gate layers one by one, or read the input of a last layer, and refuse the user's own.
+# They cut, decompose or gate layers one by one, read a last layer's input, or keep norms, and refuse the user's own.
 REFUSE = {
+    "fedbn",
     "moon",
     "fedrod",
     "fedproto",
