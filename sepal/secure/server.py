@@ -54,7 +54,7 @@ class Members:
         if names != sorted(set(names)):
             raise ValueError("members sorted by name, each once")
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The members' names by id."""
         return [member.name for member in self.members]

@@ -7,7 +7,7 @@ checkpoint, so adding a figure does not change the format of checkpoints.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -61,9 +61,12 @@ class RoundFigures:
         if record.summed:
             views = (*CLOSING_VIEWS, *sorted({key.partition(".")[0] for key in record.summed} - set(CLOSING_VIEWS)))
         together = {view: sums for view in views if (sums := merged(metrics, view))}
-        of_view: Callable[[str, str], Figures | None] = lambda view, part: (  # noqa: E731
-            summed_figures(record.summed, view, part) if record.summed else view_figures(metrics, view, part, scoring)
-        )
+
+        def of_view(view: str, part: str) -> Figures | None:
+            if record.summed:
+                return summed_figures(record.summed, view, part)
+            return view_figures(metrics, view, part, scoring)
+
         return cls(
             {view: of_view(view, "") for view in views},
             {view: of_view(view, "validation-") for view in MODELS},

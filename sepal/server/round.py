@@ -50,7 +50,7 @@ from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.server.secure_round import SecureRound
 from sepal.server.step_messages import FAILED, AskClients, StepMessages
-from sepal.server.summed_uploads import SummedUploads, summed_figures, summed_uploads
+from sepal.server.summed_uploads import SummedUploads, summed_uploads, sums_by_name
 from sepal.server.uploads import RoundUploads
 from sepal.storage.serialize import flatten, restore
 
@@ -422,7 +422,7 @@ class Round:
             }
             self._steps.open(groups, self._views)
         sums = self._steps.sums(partial(self._ask, ask))
-        self._summed = summed_figures(sums, self._views)
+        self._summed = sums_by_name(sums, self._views)
         for part in (part for part in sums if part.trains):
             self._void = part.void
             for name in part.lost.keys() & self._replies.keys():

@@ -127,7 +127,7 @@ def summed_uploads(
     return SummedUploads([], None)
 
 
-def summed_figures(sums: Sequence[StoredSum], views: Sequence[str]) -> dict[str, float]:
+def sums_by_name(sums: Sequence[StoredSum], views: Sequence[str]) -> dict[str, float]:
     """Return the sums of the clients' figures by name, over all groups that have a sum."""
     parts = []
     for part in sums:

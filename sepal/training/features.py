@@ -99,8 +99,8 @@ def last_layer(module: nn.Module, layout: Layout, method: str, example: torch.Te
     return last
 
 
-def refuse_another_end(module: nn.Module, layout: Layout, input_shape: Sequence[int], method: str) -> None:
-    """Refuse a module that does not end with a linear layer before any client trains it.
+def checked_last_layer(module: nn.Module, layout: Layout, input_shape: Sequence[int], method: str) -> LastLayer:
+    """Return the last layer; a module that ends otherwise is refused before any client trains it.
 
     Args:
         module: The run's module; changed by a call.
@@ -120,7 +120,8 @@ def refuse_another_end(module: nn.Module, layout: Layout, input_shape: Sequence[
             raise
         except Exception:  # such as an embedding's, of numbers that are no tokens
             continue
-        return
+        break
+    return last
 
 
 def _refused(method: str, got: str) -> ModelError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.method import Payload, Plan, dense
+from sepal.method import Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 
@@ -44,11 +44,15 @@ class FedAvgFtClient(FedAvgClient):
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train as in FedAvg, also with ``privacy.*``; then fine-tune, if the plan says so."""
         received = self.received_weights(state, download, plan)
-        trained = ClientState(self.fit(received, plan))
+        trained = ClientState(self.trained_for_upload(received, plan))
         after = self.adapt(state, download, plan) if plan.scalars["finetune"] else trained
         if self.clips_uploads:
             return after, self._released(received, trained, plan)
         return after, Payload(dense(trained.model, self.shared(), self.coding))
+
+    def trained_for_upload(self, received: Weights, plan: Plan) -> Weights:
+        """Return the model that is uploaded."""
+        return self.fit(received, plan)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Fine-tune the received model, without an upload."""

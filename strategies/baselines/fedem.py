@@ -83,6 +83,10 @@ class Mixture:
             models |= {f"{m}/{name}": array for name, array in weights.items()}
         return models
 
+    def one_of(self, models: Weights, m: int) -> Weights:
+        """Return model m of several, under its own names."""
+        return {p.name: models[f"{m}/{p.name}"] for p in self.setup.layout}
+
 
 class FedEmServer(Mixture, FedAvgServer):
     """Averages each model separately."""
@@ -160,7 +164,7 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
     def _fit(self, models: Weights, m: int, weights: npt.NDArray[np.float64], plan: Plan) -> Weights:
         """Return model m trained on the loss weighted by ``weights``, float64 (n,)."""
         network = self.trainer.network()
-        network.load(self._model(models, m))
+        network.load(self.one_of(models, m))
         labels, q = self.trainer.y[:], torch.from_numpy(weights.astype(np.float32)).to(self.trainer.device)
 
         def loss(module: nn.Module, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -178,11 +182,8 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         count = self.hyper.models
         return np.maximum(state.shares, 1e-12) if state.shares.size else np.full(count, 1 / count)
 
-    def _model(self, models: Weights, m: int) -> Weights:
-        return {p.name: models[f"{m}/{p.name}"] for p in self.layout}
-
     def _predict(self, models: Weights, m: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return self.trainer.predictor(self._model(models, m), f"mixture-{m}", self.trainer.make)
+        return self.trainer.predictor(self.one_of(models, m), f"mixture-{m}", self.trainer.make)
 
 
 FedEM = register(

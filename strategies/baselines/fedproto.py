@@ -54,7 +54,7 @@ from sepal.strategies.registration import register
 from sepal.tasks.learning import LABELS
 from sepal.training.capturable import Capturable, Objective
 from sepal.training.columns import Batch, split
-from sepal.training.features import LastLayer, last_layer, refuse_another_end
+from sepal.training.features import LastLayer, checked_last_layer, last_layer
 from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec, ValueCoding, members
 
 NAME = "fedproto"
@@ -157,8 +157,7 @@ class FedProtoServer(NoModel, ServerBase[ServerState]):
 
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
-        refuse_another_end(setup.make(), setup.layout, setup.input_shape, NAME)
-        self.last = last_layer(setup.make(), setup.layout, NAME)
+        self.last = checked_last_layer(setup.make(), setup.layout, setup.input_shape, NAME)
 
     def init(self) -> ServerState:
         """Start without prototypes."""

@@ -35,7 +35,7 @@ from sepal.method import ClientBase, Hooks, Payload, Plan, RunSetup, Weights, de
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
 from sepal.tasks.learning import LABELS
-from sepal.training.features import LastLayer, last_layer, refuse_another_end
+from sepal.training.features import LastLayer, checked_last_layer, last_layer
 
 NAME = "fedrod"
 
@@ -64,7 +64,7 @@ class FedRoDServer(FedAvgServer):
 
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
-        refuse_another_end(setup.make(), setup.layout, setup.input_shape, NAME)
+        checked_last_layer(setup.make(), setup.layout, setup.input_shape, NAME)
 
 
 class FedRoDClient(ClientBase[ClientState]):

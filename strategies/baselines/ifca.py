@@ -147,7 +147,7 @@ class IFCAClient(Mixture, ClientBase[ClientState]):
         if download is None:
             return super().predictor(state, None, plan)
         models = self.received_weights(state, download, plan)
-        return self.trainer.predictor(self._model(models, self.choice(models)))
+        return self.trainer.predictor(self.one_of(models, self.choice(models)))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Choose a model and train it for E epochs."""
@@ -156,7 +156,7 @@ class IFCAClient(Mixture, ClientBase[ClientState]):
         self.trainer.report(CHOSEN, m)
         network = self.trainer.network("choice")
         self.trainer.account(network.module, self.hyper.models * len(self.trainer.y))
-        return ClientState(self.fit(self._model(models, m), plan), m)
+        return ClientState(self.fit(self.one_of(models, m), plan), m)
 
     def upload(self, state: ClientState, plan: Plan) -> Payload:
         """Return the model with its number."""
@@ -171,7 +171,7 @@ class IFCAClient(Mixture, ClientBase[ClientState]):
         network, losses = self.trainer.network("choice"), []
         network.module.requires_grad_(False)
         for m in range(self.hyper.models):
-            network.load(self._model(models, m))
+            network.load(self.one_of(models, m))
             network.module.eval()
             total = 0.0
             with torch.no_grad():
@@ -179,9 +179,6 @@ class IFCAClient(Mixture, ClientBase[ClientState]):
                     total += float(self.trainer.loss_of(network.module, x, y)) * len(y)
             losses.append(total if math.isfinite(total) else math.inf)
         return int(np.argmin(losses))
-
-    def _model(self, models: Weights, m: int) -> Weights:
-        return {p.name: models[f"{m}/{p.name}"] for p in self.layout}
 
 
 IFCA = register(

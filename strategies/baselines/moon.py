@@ -33,7 +33,7 @@ from sepal.method import Hooks, Payload, Plan, RunSetup
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 from sepal.training.capturable import Capturable, Objective
-from sepal.training.features import LastLayer, last_layer, refuse_another_end
+from sepal.training.features import LastLayer, checked_last_layer, last_layer
 
 NAME = "moon"
 
@@ -90,7 +90,7 @@ class MoonServer(FedAvgServer):
 
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
-        refuse_another_end(setup.make(), setup.layout, setup.input_shape, NAME)
+        checked_last_layer(setup.make(), setup.layout, setup.input_shape, NAME)
 
 
 class MoonClient(FedAvgClient):

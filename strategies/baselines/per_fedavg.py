@@ -36,7 +36,7 @@ from torch import nn
 from torch.func import functional_call
 
 from sepal.config import NotNegativeOrAuto, auto
-from sepal.method import Hooks, Payload, Plan, Trainer, Weights, dense
+from sepal.method import Hooks, Payload, Plan, Trainer, Weights
 from sepal.strategies.baselines import fedavg
 from sepal.strategies.baselines.fedavg import ClientState
 from sepal.strategies.baselines.fedavg_ft import FedAvgFtClient, FedAvgFtServer
@@ -145,15 +145,6 @@ class PerFedAvgClient(FedAvgFtClient):
     batched = False
     dense_exchange = True
 
-    def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Take the meta-steps and upload; then personalise the received model, if the plan says so."""
-        received = self.received_weights(state, download, plan)
-        meta = ClientState(self._meta(received, plan))
-        after = self.adapt(state, download, plan) if plan.scalars["finetune"] else meta
-        if self.clips_uploads:
-            return after, self._released(received, meta, plan)
-        return after, Payload(dense(meta.model, self.shared(), self.coding))
-
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Personalise the received model, without an upload."""
         network, start, alpha = self.trainer.network(), self.received_weights(state, download, plan), self._alpha
@@ -171,10 +162,10 @@ class PerFedAvgClient(FedAvgFtClient):
         }
         return ClientState({**start, **step})
 
-    def _meta(self, start: Weights, plan: Plan) -> Weights:
-        """Return the weights after the meta-steps."""
+    def trained_for_upload(self, received: Weights, plan: Plan) -> Weights:
+        """Return the model after the meta-steps."""
         network, hessian = self.trainer.network(), self.hyper.variant == "hf"
-        network.load(start)
+        network.load(received)
         loss = MetaLoss(self.trainer.loss, self._alpha, hessian, smallest_batch(network.module))
         batch_size = self.setup.config.batch_size * (2 + hessian)
         with self._with_config(self.trainer.halvings, batch_size=batch_size) as trainer:

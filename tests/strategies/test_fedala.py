@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.layout import statistics
 from sepal.method import Payload, Plan
 from sepal.strategies.baselines.fedala import ClientState, converged
-from tests.strategies.baselines import assert_same_model, model, run
+from tests.strategies.baselines import assert_same_model, run
 from tests.strategies.federation import Federation
 from tests.strategies.quadratics import Quadratics, line
 
+NORMED = "tests.strategies.baselines:normed"
 OWN = (0.76, -0.36)  # after FedAvg's first round; received is .2
 
 
@@ -42,6 +44,14 @@ def test_the_mixture_by_hand(number, rate, expected):
         assert len(losses) == 1
         state = state_of(number, learned["w"][0])
         assert algorithm._mixture(state, received, state.mixture)["w"][0] == pytest.approx(mixture, abs=1e-5)
+
+
+def test_the_mixture_is_computed_anew_after_each_batch():
+    """Client 1, η = .1, three epochs of one batch in its first learning: the third W above. Θ̂ = .2 each time: .3616."""
+    algorithm = Quadratics("fedala", **{"fedala.rate": 0.1, "fedala.start-epochs": 3}).clients[0]
+    learned, losses = algorithm.learned(state_of(0), {"w": np.array([0.2], np.float32)}, 2)
+    assert len(losses) == 3
+    assert learned["w"][0] == pytest.approx(0.381411, abs=1e-5)
 
 
 def test_training_starts_from_the_mixture_and_keeps_its_weights():
@@ -130,5 +140,14 @@ def test_learning_is_counted():
 
 
 def test_statistics_are_the_received_ones():
-    strategy = run("fedala", 3, model="tests.strategies.baselines:normed", **{"fedala.layers": 2})
-    assert all(np.isfinite(array).all() for array in model(strategy).values())
+    federation = Federation([1.0, 1.0], method="fedala", model=NORMED, **{"fedala.layers": 2})
+    state = federation.server.init()
+    for number in (1, 2):
+        state, _ = federation.round(state, number)
+    client, algorithm = federation.states[0], federation.hosts[0].algorithm
+    mixture = algorithm._mixture(client, state.weights, client.mixture)
+    names = [p.name for p in statistics(federation.setup.layout)]
+    assert names
+    for name in names:
+        np.testing.assert_array_equal(mixture[name], state.weights[name])
+        assert (client.model[name] != state.weights[name]).any()

@@ -127,10 +127,8 @@ def test_a_client_that_has_not_trained_predicts_with_statistics_of_its_own_data(
     algorithm, server = federation.hosts[0].algorithm, federation.server
     weights = {name: np.array(array) for name, array in server.init().weights.items()}
     weights["1.bias"] = weights["1.bias"] + 3
-    download = federation.download(type(server.init())(weights), 0, Plan(2)) if 0 in federation.welcomed else None
-    if download is None:
-        federation.welcomed.add(0)
-        download = federation.download(type(server.init())(weights), 0, Plan(2))
+    federation.welcomed.add(0)
+    download = federation.download(type(server.init())(weights), 0, Plan(2))
     received = algorithm.received_weights(algorithm.init(), download, Plan(2))
     x = algorithm.trainer.x.numpy().reshape(len(algorithm.trainer.y), -1).astype(np.float64)
     outputs = x @ weights["1.weight"].T.astype(np.float64) + weights["1.bias"]

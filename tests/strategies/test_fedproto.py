@@ -135,7 +135,7 @@ def test_a_class_is_weighed_by_the_clients_examples_of_it():
     assert after.prototypes[0, 0] == pytest.approx(2.0)
 
 
-def test_without_the_pull_a_run_is_local_bit_for_bit():
+def test_without_the_pull_a_run_has_the_accuracies_of_local():
     fedproto, local = run("fedproto", **{"fedproto.lambda": 0.0}), run("local")
     assert fedproto.report.accuracy["trained"] == local.report.accuracy["trained"]
     pulled = run("fedproto", **{"fedproto.lambda": 10.0})

@@ -156,13 +156,14 @@ def test_a_change_is_measured_from_the_model_that_was_trained():
 
 
 def test_uploads_of_a_cluster_are_weighed_by_examples():
-    rounds = started(0.0, 3.0)
+    """Both choose the model at 0 and send .76 and -.36, here with 3 examples and 1: (3·.76 - .36)/4 = .48."""
+    rounds = started(0.0, 30.0)
     rounds.round(2)
-    first = rounds.uploads[1]
-    sent = Sent([Upload(ClientInfo("a", 1), first), Upload(ClientInfo("b", 3), rounds.uploads[0])])
+    sent = Sent([Upload(ClientInfo("a", 3), rounds.uploads[0]), Upload(ClientInfo("b", 1), rounds.uploads[1])])
     after, metrics = rounds.server.aggregate(rounds.state, sent, Plan(3))
-    assert metrics == {"cluster-0": 1, "cluster-1": 1}
-    assert after.weights["0/w"][0] == pytest.approx(-0.36, abs=1e-6)
+    assert metrics == {"cluster-0": 2, "cluster-1": 0}
+    assert after.weights["0/w"][0] == pytest.approx(0.48, abs=1e-6)
+    assert after.weights["1/w"][0] == 30
 
 
 def test_choosing_is_counted():

@@ -149,7 +149,7 @@ def test_every_gradient_is_counted():
 
 
 def test_the_pass_of_the_hessian_moves_no_running_statistic():
-    """At α = 0, HF on D, D', D'' of a batch norm model has the statistics of two forward passes, as FO on two parts."""
+    """HF on D, D', D'' of a batch norm model has the statistics of two forward passes, as FO on two parts."""
     federation = Federation([1.0], method="per-fedavg", model="digits-cnn-bn", **{"per-fedavg.variant": "hf"})
     algorithm = federation.hosts[0].algorithm
     passes = []

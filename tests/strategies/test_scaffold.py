@@ -142,6 +142,14 @@ def test_c_is_the_mean_over_the_roster_after_every_round_and_novel_clients_have_
     assert np.abs(observer.states[-1].control["fc2.weight"]).max() > 0
 
 
+def test_a_change_is_measured_from_x_alone():
+    """Else the first variate of a newcomer would be a far larger change than those of the others."""
+    rounds = Quadratics("scaffold")
+    rounds.round(1)
+    reference = rounds.server.reference(rounds.state, rounds.infos[0], Plan(2), rounds.download(0, Plan(2)))
+    assert set(reference) == {"w"}
+
+
 def test_what_the_server_keeps_of_a_client_is_what_the_client_keeps():
     """Also with values of 16 bits: both sides have the rounded c_i."""
     rounds = Quadratics("scaffold", values="bf16")
