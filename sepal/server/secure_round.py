@@ -149,11 +149,11 @@ class SecureRound:
             total=sum(weights.values()),
             colluders=config.secure_colluders,
         )
-        made = [
+        members = [
             Member(name, replies[name].data, bytes.fromhex(str(replies[name].scalars[UPDATE])), weights[name])
             for name in names
         ]
-        return Members(tuple(made), terms)
+        return Members(tuple(members), terms)
 
     def _weight(self, name: str) -> float:
         algorithm: Any = self._start.algorithm  # which has `weigh`, as each that claims `summed_phases`
@@ -168,22 +168,24 @@ class SecureRound:
                 self._sums, head = read_sums(data)
                 return dict(head["record"])
             head = unpack(data)[0]
-            self._groups = [_group(one) for one in unpack(self._store.part(self._round, MEMBERS) or b"")[0]["groups"]]
+            self._groups = [
+                _group(stored) for stored in unpack(self._store.part(self._round, MEMBERS) or b"")[0]["groups"]
+            ]
             if name != MEMBERS:
                 self._take_shares()
             if name == COUNTED:
-                for group, one in zip(self._groups, head["groups"], strict=True):
-                    group.void = one["void"]
-                    for number in one["counted"]:
+                for group, stored in zip(self._groups, head["groups"], strict=True):
+                    group.void = stored["void"]
+                    for number in stored["counted"]:
                         self._add(group, number, self._store.part(self._round, self._masked_name(group, number)) or b"")
             return dict(head["record"])
         return None
 
     def _take_shares(self) -> None:
         head, blobs = unpack(self._store.part(self._round, SHARES) or b"")
-        for group, one in zip(self._groups, head["groups"], strict=True):
-            group.void = one["void"]
-            for number in one["dealers"]:
+        for group, stored in zip(self._groups, head["groups"], strict=True):
+            group.void = stored["void"]
+            for number in stored["dealers"]:
                 group.ciphertexts[number] = formats.read_ciphertexts(SHARES, blobs.pop(0))
 
     def _keep(self, name: str, groups: list[dict[str, Any]], blobs: list[bytes] | None = None) -> None:
@@ -230,7 +232,7 @@ class SecureRound:
             group.check(len(group.ciphertexts))
         heads = [{"dealers": sorted(group.ciphertexts), "void": group.void} for group in self._groups]
         dealt = [group.ciphertexts[number] for group in self._groups for number in sorted(group.ciphertexts)]
-        self._keep(SHARES, heads, [formats.write_entries(own) for own in dealt])
+        self._keep(SHARES, heads, [formats.write_entries(ciphertexts) for ciphertexts in dealt])
 
     def _mask(self, ask: Ask) -> None:
         for group in self._open:  # masked inputs from before a kill
@@ -292,5 +294,5 @@ def _members_head(group: Group) -> dict[str, Any]:
 
 
 def _group(head: Mapping[str, Any]) -> Group:
-    made = [Member(name, bytes.fromhex(p), bytes.fromhex(c), weight) for name, p, c, weight in head["members"]]
-    return Group(head["trains"], Members(tuple(made), Terms(**head["terms"])), void=head["void"])
+    members = [Member(name, bytes.fromhex(p), bytes.fromhex(c), weight) for name, p, c, weight in head["members"]]
+    return Group(head["trains"], Members(tuple(members), Terms(**head["terms"])), void=head["void"])

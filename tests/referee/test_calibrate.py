@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from referee.calibrate import pages
 from referee.calibrate.search import MOST, SEEDS, Evidence, RateTrial, Trials, run_trial
 from referee.calibrate.settings import GROWTH, SETTINGS
 from sepal.strategies import registry
@@ -190,3 +191,12 @@ def test_a_trial_of_before_has_the_defaults_of_then_and_one_with_a_margin_those_
     assert before["pfedgate.keep"] == 0.0
     assert now["clip-gradient"] == 10.0
     assert not {"pfedgate.keep", "on-divergence"} & now.keys()
+
+
+def test_a_method_without_trials_does_not_undo_the_searches_of_the_others():
+    """All methods of digits that have trials have ended the search with a margin, so its results count."""
+    stored, setting = Evidence.read(), SETTINGS["digits"]
+    without = Evidence([record for record in stored.records if record.method != "fedavg"])
+    ended, others = (list(pages._ended(evidence, "digits", setting)) for evidence in (stored, without))
+    assert all(trials.clip for trials in (*ended, *others))
+    assert {trials.method for trials in ended} - {trials.method for trials in others} == {"fedavg"}
