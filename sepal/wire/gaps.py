@@ -1,7 +1,7 @@
 """Rice coding of a strictly increasing sequence of positions (FORMAT.md, "gaps").
 
 A gap is the number of positions skipped before the next one. Gaps of a random support are geometric, and Rice codes are
-within 4.2 % of their entropy. Low bits are stored as planes and quotients in unary, so that coding and decoding are
+within 4.3 % of their entropy. Low bits are stored as planes and quotients in unary, so that coding and decoding are
 array operations: the ends of the unary codes are the set bits of a string. Both work in blocks, so that temporaries fit
 into the CPU cache.
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from tools.artifact import __main__ as artifact
-from tools.artifact.claims import CLAIMS, Claim
+from tools.artifact.claims import CLAIMS, DEPLOYED, Claim
 from tools.artifact.paper import MOST_WORDS, PAPER
 
 
@@ -15,7 +17,7 @@ def claim(got, name="one"):
     return Claim(name, "words", "some 12 of them", lambda: (1.0, 0.9, 1.1), "README.md", 1, lambda: got)
 
 
-@pytest.mark.parametrize(("got", "code"), [(1.0, 0), (1.14, 0), (1.2, 1), (float("nan"), 1)])
+@pytest.mark.parametrize(("got", "code"), [(1.0, 0), (1.1, 0), (1.11, 1), (float("nan"), 1)])
 def test_a_figure_outside_of_its_interval_is_said_and_stored(got, code, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(artifact, "STORED", tmp_path / "rows.ndjson")
     assert artifact.run([claim(0.95, "other"), claim(got)]) == code
@@ -35,6 +37,12 @@ def test_claims_have_names_of_their_own_and_quotes_that_readme_has():
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     assert [claim.name for claim in CLAIMS if claim.quote not in readme] == []
     assert [claim.name for claim in CLAIMS if not (artifact.ROOT / claim.stored).exists()] == []
+
+
+def test_the_claim_on_deployments_runs_a_test():
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", *DEPLOYED]
+    result = subprocess.run(command, cwd=artifact.ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, "no test is selected"
 
 
 def test_pages_are_what_the_rows_give():

@@ -30,6 +30,7 @@ from tools.side_by_side import page as side_by_side
 
 PAGE, STORED = ROOT / "docs" / "artifact.md", RESULTS / "artifact.ndjson"
 SIDES = RESULTS / "side-by-side.md"
+ROUNDING = 1e-9  # of means that are added in another order
 MOST = 60.0  # minutes of a claim that is run
 NUMBER = re.compile(r"(?<![\w.`/-])[+−-]?\d[\d,.]*(?:[–-]\d[\d.]*)?(?: ?(?:%|±|MB|points|bytes|times)| [a-z]{4,})?")
 CODE = re.compile(r"^```.*?^```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.M | re.S)
@@ -71,7 +72,7 @@ def run(claims: Sequence[Claim]) -> int:
         begun = time.monotonic()
         got = claim.measure()
         seconds = round(time.monotonic() - begun, 1)
-        holds = low - 0.05 <= got <= high + 0.05
+        holds = low - ROUNDING <= got <= high + ROUNDING
         differ += not holds
         facts = {"expected": expected, "low": low, "high": high, "got": got, "holds": holds, "seconds": seconds}
         rows[claim.name] = {"claim": claim.name, **facts, "load": os.getloadavg()[0], "machine": machine()}

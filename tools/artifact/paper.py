@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -27,7 +28,7 @@ def paper() -> str:
     return template.render(
         date=citation.partition("date-released: ")[2].splitlines()[0],
         methods=len(registry.names()),
-        index_10=f"{stored.index_overhead():.1f}",
+        index_10=f"{math.ceil(10 * stored.index_overhead()) / 10:.1f}",
         blocks=COUNTS[len(findings.compared)],
         tests=findings.tests,
         leads=COUNTS[findings.count(findings.leads)],
