@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from referee.leaderboard.blocks import text as text_of
 from tools.artifact import __main__ as artifact
-from tools.artifact.claims import CLAIMS, DEPLOYED, Claim
+from tools.artifact import claims, stored
+from tools.artifact.claims import CLAIMS, DEPLOYED, NAMES, Claim
 from tools.artifact.paper import MOST_WORDS, PAPER
 
 
@@ -37,6 +39,15 @@ def test_claims_have_names_of_their_own_and_quotes_that_readme_has():
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     assert [claim.name for claim in CLAIMS if claim.quote not in readme] == []
     assert [claim.name for claim in CLAIMS if not (artifact.ROOT / claim.stored).exists()] == []
+
+
+def test_a_row_that_is_run_again_gives_what_is_expected_of_it(monkeypatch):
+    rows = {text_of(stored.har_row(name).config): stored.har_row(name) for name in NAMES}
+    monkeypatch.setattr(claims, "execute", lambda planned, commit: rows[text_of(planned.config)])
+    for name in NAMES:
+        expected, low, high = claims.har_expected(name)
+        assert claims.har_accuracy(name) == expected
+        assert low - artifact.ROUNDING <= expected <= high + artifact.ROUNDING
 
 
 def test_the_claim_on_deployments_runs_a_test():

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from referee.checkout import commit_now
+from referee.leaderboard.design import BlockRun
 from referee.leaderboard.pages import pages
-from referee.leaderboard.runs import again
+from referee.leaderboard.runs import execute
 from referee.marked_parts import README
 from tools.artifact import stored
 from tools.artifact.stored import ROOT
@@ -75,7 +76,8 @@ def index_overhead(densities: tuple[float, ...]) -> float:
 
 def har_accuracy(name: str) -> float:
     """Run the stored row of a contender's first seed on HAR again, and return what its clients hold, in per cent."""
-    record = again(stored.har_row(name), commit_now())
+    row = stored.har_row(name)
+    record = execute(BlockRun(**row.labels, config=dict(row.config)), commit_now())
     values = record.of_clients("trained")
     return 100 * sum(values.values()) / len(values)
 
