@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -108,6 +108,14 @@ class Trainer:
     def begin(self, request: bytes, halvings: int) -> None:
         """Set what the work on the next message depends on: the digest of its request, and halvings of the rate."""
         self.request, self.halvings = request, halvings
+
+    @contextmanager
+    def changed(self, **fields: Any) -> Iterator[Trainer]:
+        """Yield a trainer with other fields, such as ``config`` or ``y``; what it spends counts for this one, too."""
+        other = replace(self, **fields)
+        yield other
+        for name in ("seconds", "steps", "multiply_adds", "local"):
+            setattr(self, name, getattr(other, name))
 
     def take_up(self, round: int, local: Buffers) -> None:
         """Set the round of the next message, and :attr:`local`."""

@@ -21,7 +21,7 @@ Deviations: the E-step is done on the training part, as in the paper; its forwar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -171,10 +171,8 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
             return (self.trainer.loss_each(module(x), labels[index]) * q[index]).mean()
 
         # The loop hands out labels with the examples; here it hands out their numbers, by which q is found.
-        numbered = replace(self.trainer, y=torch.arange(len(labels), device=self.trainer.device))
-        numbered.fit(network.module, plan.round, Hooks(loss), purpose=f"model-{m}" if m else "train")
-        for name in ("seconds", "steps", "multiply_adds", "local"):
-            setattr(self.trainer, name, getattr(numbered, name))
+        with self.trainer.changed(y=torch.arange(len(labels), device=self.trainer.device)) as numbered:
+            numbered.fit(network.module, plan.round, Hooks(loss), purpose=f"model-{m}" if m else "train")
         return {f"{m}/{name}": array for name, array in network.read().items()}
 
     def _shares(self, state: ClientState) -> npt.NDArray[np.float64]:

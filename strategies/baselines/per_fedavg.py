@@ -24,9 +24,8 @@ changes no running statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -36,7 +35,7 @@ from torch import nn
 from torch.func import functional_call
 
 from sepal.config import NotNegativeOrAuto, auto
-from sepal.method import Hooks, Payload, Plan, Trainer, Weights
+from sepal.method import Hooks, Payload, Plan, Weights
 from sepal.strategies.baselines import fedavg
 from sepal.strategies.baselines.fedavg import ClientState
 from sepal.strategies.baselines.fedavg_ft import FedAvgFtClient, FedAvgFtServer
@@ -151,7 +150,8 @@ class PerFedAvgClient(FedAvgFtClient):
         network.load(start)
         if self.hyper.epochs:
             group = ParameterGroup(list(network.module.parameters()), alpha)
-            with self._with_config(0, **PLAIN) as trainer:
+            plain = self.trainer.config.model_copy(update=PLAIN)
+            with self.trainer.changed(config=plain, halvings=0) as trainer:
                 trainer.fit(
                     network.module, plan.round, epochs=self.hyper.epochs, purpose="finetune", parameters=[group]
                 )
@@ -168,7 +168,7 @@ class PerFedAvgClient(FedAvgFtClient):
         network.load(received)
         loss = MetaLoss(self.trainer.loss, self._alpha, hessian, smallest_batch(network.module))
         batch_size = self.setup.config.batch_size * (2 + hessian)
-        with self._with_config(self.trainer.halvings, batch_size=batch_size) as trainer:
+        with self.trainer.changed(config=self.trainer.config.model_copy(update={"batch_size": batch_size})) as trainer:
             trainer.fit(network.module, plan.round, Hooks(loss))
             batches = [len(rows) for rows in trainer.rows(plan.round, "train", 1, loss.smallest)]
             more = sum(loss.gradients(size) - size for size in batches)  # fit counts one of each example
@@ -178,15 +178,6 @@ class PerFedAvgClient(FedAvgFtClient):
     @property
     def _alpha(self) -> float:
         return float(self.hyper.alpha)
-
-    @contextmanager
-    def _with_config(self, halvings: int, **keys: Any) -> Iterator[Trainer]:
-        """Yield the trainer with other keys; what it has spent is the client's."""
-        config = self.trainer.config.model_copy(update=keys)
-        trainer = replace(self.trainer, config=config, halvings=halvings)
-        yield trainer
-        for name in ("seconds", "steps", "multiply_adds", "local"):
-            setattr(self.trainer, name, getattr(trainer, name))
 
 
 PerFedAvg = register(
