@@ -27,7 +27,8 @@ class Questions:
         exchange: Sends the questions.
         query: Returns the order that asks a node who it is.
         read: Returns a node's answer from the content of its reply to an order.
-        silent: Node id to the reason why its last question has no answer.
+        silent: Node id to the reason why a question has no answer, until the node answers: whoever looks while it is
+            asked again must see the reason, too.
     """
 
     exchange: Exchange
@@ -53,6 +54,7 @@ class Questions:
 
         def take(node: int, content: RecordDict) -> None:
             if self._question_times.pop(node, None) is not None:
+                self.silent.pop(node, None)
                 self._answers[node] = self.read(node, order, content)
 
         def fail(node: int, reason: str) -> None:
@@ -60,8 +62,6 @@ class Questions:
             self.silent[node] = reason
 
         self._question_times |= dict.fromkeys(fresh, time.monotonic())
-        for node in fresh:
-            self.silent.pop(node, None)
         self.exchange.post(fresh, Kind.QUERY, write_order(order, Content()), group, ttl, take, fail)
         self._next_look = 0.0
 

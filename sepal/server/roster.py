@@ -85,7 +85,7 @@ class Connections:
         bound: Returns the only client name that a node may have, by node id; nodes without a key of a name are absent.
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
-        silent: Node id to the reason why its last query has no answer.
+        silent: Node id to the reason why its last query that ended has no answer.
         version_of: Returns the version that the server has of a client's state; empty if it has none.
         lost: The clients that lacked this version when they were asked last.
         best_of: Returns the version of a client's state from which the best full evaluation began; empty if none did.
