@@ -21,6 +21,11 @@ def load_series(client: int) -> tuple[np.ndarray[Any, Any], ...]:
     return _drawn(client, 245, (9, 128), 6)
 
 
+def load_cifar(client: int) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return 50 training images, as a user of pfl's benchmark on CIFAR-10 has, and 10 of test, float32 (n, 3, 32, 32)."""
+    return _drawn(client, 50, (3, 32, 32), 10)
+
+
 def _drawn(client: int, examples: int, shape: tuple[int, ...], classes: int) -> tuple[np.ndarray[Any, Any], ...]:
     rng = derive(0, "bench", client)
     x = rng.standard_normal((examples + TEST, *shape), np.float32)

@@ -38,14 +38,13 @@ class Workload:
 
     def images(self, client: int) -> tuple[Any, ...]:
         """Return a client's training images and labels."""
-        source = data if self.load == "data" else small
-        x, y, *_ = source.load(client)
+        x, y, *_ = LOADERS[self.load](client)
         return x, y
 
     def module(self) -> nn.Module:
         """Return the model."""
-        if self.model == "tiny":
-            return small.tiny()  # type: ignore[no-any-return]
+        if self.model != "cnn2":
+            return {"tiny": small.tiny, "pfl-cnn": small.pfl_cnn}[self.model]()  # type: ignore[no-any-return]
         return nn.Sequential(  # Sepal's cnn2, for peers whose environment has no Sepal
             nn.Conv2d(1, 32, 5, padding=2),
             nn.ReLU(),
@@ -60,10 +59,17 @@ class Workload:
         )
 
 
+LOADERS: dict[str, Callable[[int], tuple[Any, ...]]] = {
+    "data:load": data.load,
+    "small:load": small.load,
+    "data:load_cifar": data.load_cifar,
+}
 ROWS = {
-    "training": Workload(20, 20, 50, "cnn2", 4, "data"),
-    "small cnn2": Workload(1000, 50, 10, "cnn2", 6, "small"),
-    "small perceptron": Workload(1000, 50, 10, "tiny", 12, "small"),
+    "training": Workload(20, 20, 50, "cnn2", 4, "data:load"),
+    "small cnn2": Workload(1000, 50, 10, "cnn2", 6, "small:load"),
+    "small perceptron": Workload(1000, 50, 10, "tiny", 12, "small:load"),
+    # The workload of pfl-research's CIFAR-10 benchmark: 1,000 users × 50 images, 50 a round, one epoch, batch 10.
+    "pfl's cifar-10": Workload(1000, 50, 10, "pfl-cnn", 4, "data:load_cifar"),
 }
 
 
@@ -266,9 +272,9 @@ def sepal(row: Workload) -> list[float]:
         def closed(self, progress: Any, line: Any) -> None:
             """Do nothing: the closing round is not measured."""
 
-    keys = {"model": small.MODELS[row.model], "own.data": f"tools.bench.{row.load}:load", "batch-size": row.batch}
+    keys = {"model": small.MODELS[row.model], "own.data": f"tools.bench.{row.load}", "batch-size": row.batch}
     keys |= {"clients": row.registered, "clients-per-round": row.sampled, "rounds": row.rounds, "lr": RATE}
-    keys |= {"clip-gradient": 0.0, "evaluate-clients": row.sampled}
+    keys |= {"own.shape": "x".join(map(str, row.images(0)[0].shape[1:])), "clip-gradient": 0.0, "evaluate-clients": row.sampled}
     run_in_process(assemble({**FLAT, **keys}), observers=[SepalClock()])
     return seconds
 

@@ -38,7 +38,24 @@ def tiny(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> Any:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.ReLU(), nn.Linear(10, classes))
 
 
-MODELS = {"tiny": "tools.bench.small:tiny", "cnn2": "cnn2"}
+def pfl_cnn(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> Any:
+    """Return the CNN of 1,626,442 parameters of pfl-research's benchmark on CIFAR-10 (its ``simple_cnn``)."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12_544, 128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
+    )
+
+
+MODELS = {"tiny": "tools.bench.small:tiny", "cnn2": "cnn2", "pfl-cnn": "tools.bench.small:pfl_cnn"}
 
 
 class _Clock:
