@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sepal.method.algorithms import HasReference
 from sepal.method.interface import RunSetup
-from sepal.method.means import values
+from sepal.method.means import BLOCK, blocks, values
 from sepal.protocol.messages import Content
 from sepal.protocol.payloads import unseal
 from sepal.protocol.types import ClientInfo, Kind, Payload, Upload, Weights
@@ -124,7 +124,16 @@ def _change(tensor: SparseTensor, reference: npt.NDArray[np.float32] | None) -> 
     at_entries = reference.reshape(-1)
     if tensor.index is not None:
         at_entries = at_entries[tensor.index]
-    return Change(length(np.subtract(change, at_entries, dtype=np.float64)), at_entries)
+    return Change(_distance(change, at_entries), at_entries)
+
+
+def _distance(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
+    """Return the Euclidean norm of a - b, computed in float64; infinite or NaN where an entry is."""
+    flat_a, flat_b, differences, total = a.reshape(-1), b.reshape(-1), np.empty(min(a.size, BLOCK)), 0.0
+    for block in blocks(a.size):
+        out = differences[: len(flat_a[block])]
+        total += length(np.subtract(flat_a[block], flat_b[block], out=out, dtype=np.float64)) ** 2
+    return math.sqrt(total)
 
 
 def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, setup: RunSetup) -> RoundUploads:

@@ -54,7 +54,10 @@ class Network:
             for name, tensor in self.tensors.items():
                 if tuple(tensor.shape) != weights[name].shape:
                     raise ModelError(name, f"shape {tuple(tensor.shape)}", weights[name].shape)
-                tensor.copy_(torch.from_numpy(np.require(weights[name], np.float32, ["C", "W"])))
+                if tensor.device.type == "cpu" and tensor.dtype is torch.float32:
+                    np.copyto(tensor.numpy(), weights[name])  # torch would copy an array that is read-only twice
+                else:
+                    tensor.copy_(torch.from_numpy(np.require(weights[name], np.float32, ["C", "W"])))
 
     def read(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return copies of the weights, float32 by name, in the module's order."""
