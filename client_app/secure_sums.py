@@ -52,6 +52,22 @@ class FileVault:
         write_atomically(self.path, data, self.durable, mode=0o600)
 
 
+class NoVault:
+    """The vault of a host that reads models and answers no message: it keeps nothing, so that no update can leave."""
+
+    def read(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def write(self, data: bytes) -> None:
+        """Refuse to keep secrets.
+
+        Raises:
+            StateError: Always.
+        """
+        raise StateError("secure", "a client that answers messages", "one whose models are read")
+
+
 @dataclass(frozen=True)
 class SecureSums:
     """One client's secure sums in one run.
