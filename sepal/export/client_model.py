@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.client_app.secure_sums import NoVault
 from sepal.client_app.host import ClientHost
+from sepal.client_app.secure_sums import NoVault
 from sepal.client_app.state_store import Stored
 from sepal.errors import ConfigError, StateError, printable
 from sepal.export.extraction import ClientModel, extract

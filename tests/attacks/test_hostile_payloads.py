@@ -139,7 +139,7 @@ def test_a_control_variate_is_as_its_parameter(name, tensor, words):
 
 
 def test_a_large_control_variate_stays_until_its_client_is_heard_again_or_evicted():
-    """Not defended: c is over the whole roster, also those that were not sampled, so one lie acts in all later rounds."""
+    """Not defended: c is over the whole roster, also those that were not sampled, so one lie acts in later rounds."""
     setup, server = server_of("scaffold")
     names = [f"client-{number}" for number in range(4)]
     state = server.joined(server.init(), [ClientInfo(name, 10) for name in names])

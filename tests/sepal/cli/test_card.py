@@ -113,7 +113,7 @@ def test_a_run_with_secure_sums_has_a_card(tmp_path):
     for figures in filter(None, lines[-1]["accuracy"].values()):
         del figures["bottom_decile"], figures["std"]
     for client in lines[-1]["clients"]:
-        client |= dict.fromkeys(("received", "trained", "kept", "pooled"))
+        client.update(dict.fromkeys(("received", "trained", "kept", "pooled")))
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     text = card(read_run(run), "m", FACTS, "trained", "")
     (row,) = (line for line in text.splitlines() if line.startswith("| trained"))
