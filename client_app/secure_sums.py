@@ -18,6 +18,7 @@ from sepal.storage.files import write_atomically
 
 ON_ONE_MACHINE = b"clients of one machine"  # the key of commitments where nobody hides from anybody
 MOST_SECRETS = 8 << 30  # bytes
+VAULT = "secure"  # the file in a client's directory of states
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,10 @@ class SecureClient:
             expected = f"a round after {done}, whose sum has this client in it: another sum would tell its update"
             raise StateError("round", expected, round)
 
+    def forget(self) -> None:
+        """Erase all secrets and answers. The last round of a masked input stays, so that no other leaves for it."""
+        self._write(_Session(masked_round=self._read().masked_round))
+
     def begin(self, opening: Opening) -> bytes:
         """Begin a round, and return two public keys, 64 bytes.
 

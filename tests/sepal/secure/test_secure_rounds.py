@@ -267,6 +267,16 @@ def test_a_round_of_which_a_masked_input_has_left_cannot_begin_again_nor_one_bef
     assert round.client("client-00").begin(round.opening("client-00", round=5))
 
 
+def test_a_client_that_forgets_its_secrets_still_knows_of_which_rounds_an_input_has_left():
+    round = round_of(3)
+    round.run()
+    client = round.client("client-00")
+    client.forget()
+    with pytest.raises(StateError, match="a round after 1"):
+        client.check(1)
+    client.check(2)
+
+
 def test_a_round_may_begin_anew_before_a_masked_input_left_and_then_has_other_keys():
     round = round_of(4)
     first = round.client("client-00").begin(round.opening("client-00"))
