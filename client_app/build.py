@@ -21,7 +21,7 @@ from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
-from sepal.client_app.secure_sums import ON_ONE_MACHINE, FileVault, SecureSums
+from sepal.client_app.secure_sums import ON_ONE_MACHINE, VAULT, FileVault, SecureSums
 from sepal.client_app.state_store import DiskStateStore, StateStore
 from sepal.client_app.upload_count import UploadCount
 from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
@@ -354,7 +354,7 @@ def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:
 
 def open_vault(store: DiskStateStore) -> FileVault:
     """Return where a client with a store on disk keeps the secrets of secure sums."""
-    return FileVault(store.directory / "secure")
+    return FileVault(store.directory / VAULT)
 
 
 def open_upload_count(shared: Shared, node: Node) -> UploadCount:

@@ -18,6 +18,7 @@ from sepal.storage.files import write_atomically
 
 ON_ONE_MACHINE = b"clients of one machine"  # the key of commitments where nobody hides from anybody
 MOST_SECRETS = 8 << 30  # bytes
+VAULT = "secure"  # the file in a client's directory of states
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,22 @@ class FileVault:
     def write(self, data: bytes) -> None:
         """Replace its content; durable when this returns."""
         write_atomically(self.path, data, self.durable, mode=0o600)
+
+
+class NoVault:
+    """The vault of a host that reads models and answers no message: it keeps nothing, so that no update can leave."""
+
+    def read(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def write(self, data: bytes) -> None:
+        """Refuse to keep secrets.
+
+        Raises:
+            StateError: Always.
+        """
+        raise StateError("secure", "a client that answers messages", "one whose models are read")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.host import ClientHost
+from sepal.client_app.secure_sums import NoVault
 from sepal.client_app.state_store import Stored
 from sepal.errors import ConfigError, StateError, printable
 from sepal.export.extraction import ClientModel, extract
@@ -55,7 +56,7 @@ def client_model(
     if newest.stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.setup.config.clients, name=client)
-    host = build_host(Shared.around(assembly, device), node, "", newest.store)
+    host = build_host(Shared.around(assembly, device), node, "", newest.store, vault=NoVault())
     view = view or assembly.method.deployed
     if path not in newest.directory.parents and host.info.data != newest.stored.reply.client.data:
         expected = "the data that it trained on (`sepal join --export` writes its model where that is)"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sepal.client_app.build import Node, Shared, build_host
+from sepal.client_app.secure_sums import NoVault
 from sepal.client_app.state_store import DiskStateStore
 from sepal.data.examples import ClientData, DatasetInfo, Examples
 from sepal.errors import ConfigError, printable
@@ -59,7 +60,7 @@ def common_model(
     node = Node(0, 1)
     with tempfile.TemporaryDirectory() as scratch:
         store = DiskStateStore(Path(scratch), method.client_state, durable=False)
-        host = build_host(Shared.around(assembly, device), node, "", store)
+        host = build_host(Shared.around(assembly, device), node, "", store, vault=NoVault())
         start = start_after(last, assembly)
         plan, algorithm = start.plan, host.algorithm
         before = algorithm.init()

@@ -22,7 +22,7 @@ from sepal.errors import ConfigError, SepalError, one_line
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.report.markdown import table
 from sepal.report.sizes import size
-from sepal.report.text_tables import privacy_line
+from sepal.report.text_tables import NONE, privacy_line
 from sepal.runs.about import info_of, labels_of
 from sepal.runs.stored_run import StoredRun
 from sepal.storage.files import write_atomically
@@ -211,10 +211,12 @@ def _row(run: StoredRun, shown: str, view: str) -> Sequence[str] | None:
         return None
     values = [float(client[shown]) for client in closing["clients"] if client.get(shown) is not None]
     spread = interval(np.array([values], np.float64), "clients") if len(values) > 1 else None
-    interval_text = f"{measure.number(spread.low)} to {measure.number(spread.high)}" if spread else "–"
+    interval_text = f"{measure.number(spread.low)} to {measure.number(spread.high)}" if spread else NONE
     mark = " (this file)" if shown == view else ""
-    mean, worst = _number(run, float(figures["mean"])), measure.number(float(figures["bottom_decile"]))
-    return (f"{shown}{mark}", mean, interval_text, worst, str(int(figures["clients"])), WHAT[shown])
+    tenth = figures.get("bottom_decile")  # unknown with secure sums
+    worst = NONE if tenth is None else measure.number(float(tenth))
+    clients, mean = str(int(figures["clients"])), _number(run, float(figures["mean"]))
+    return (f"{shown}{mark}", mean, interval_text, worst, clients, WHAT[shown])
 
 
 def _number(run: StoredRun, value: float) -> str:

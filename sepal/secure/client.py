@@ -134,6 +134,10 @@ class SecureClient:
             expected = f"a round after {done}, whose sum has this client in it: another sum would tell its update"
             raise StateError("round", expected, round)
 
+    def forget(self) -> None:
+        """Erase all secrets and answers. The last round of a masked input stays, so that no other leaves for it."""
+        self._write(_Session(masked_round=self._read().masked_round))
+
     def begin(self, opening: Opening) -> bytes:
         """Begin a round, and return two public keys, 64 bytes.
 
@@ -216,12 +220,12 @@ class SecureClient:
         halves = [half for both in [*others.values(), session.public] for half in _halves(both)]
         if len(set(halves)) != len(halves):
             raise ProtocolError(SHARE_STEP, "a client under one id, with keys of its own", "keys that occur twice")
-        if len(others) + 1 < formats.LEAST_CLIENTS:
-            raise ProtocolError(SHARE_STEP, f"at least {formats.LEAST_CLIENTS} clients", len(others) + 1)
+        if len(others) + 1 < (fewest := max(formats.LEAST_CLIENTS, least(len(others) + 1, session.colluders))):
+            raise ProtocolError(SHARE_STEP, f"at least {fewest} clients", len(others) + 1)
         scale(session.bits, len(others) + 1, session.range)  # refuses more clients than the ring holds
         after = replace(session, id=number, weight=weight, total=total, others=others, b=os.urandom(SECRET))
         context, ids = self._context(after), range(after.clients)
-        places, needed = [i + 1 for i in ids], threshold(after.clients)
+        places, needed = [i + 1 for i in ids], threshold(after.clients, after.colluders)
         dealt = [split(secret, needed, places) for secret in (after.b, after.masking)]
         both = {i: first + second for i, first, second in zip(ids, *dealt, strict=True)}
         ciphertexts = {}
@@ -245,7 +249,7 @@ class SecureClient:
             plain = decrypt(key, ciphertext, keys.info(b"share", context, way))
             if plain is not None:
                 shares[other] = plain
-        if len(shares) < threshold(session.clients):
+        if len(shares) < threshold(session.clients, session.colluders):
             expected = "shares of clients that were told the same of this round"
             raise ProtocolError(MASK_STEP, expected, f"{len(present) - len(shares)} that cannot be opened")
         masked = Sum(session.ring, self._vector(session))

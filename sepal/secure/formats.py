@@ -57,7 +57,7 @@ class Terms:
 
 def least(clients: int, colluders: int) -> int:
     """Return how many clients of U1 must stay: max(t, c + 2)."""
-    return max(threshold(clients), colluders + 2)
+    return max(threshold(clients, colluders), colluders + 2)
 
 
 def _id(client: int) -> bytes:

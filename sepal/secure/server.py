@@ -150,7 +150,8 @@ class Members:
         """
         if self.too_few(len(counted)) or not set(counted) <= set(present) <= self._keys.keys():
             raise ProtocolError("clients", "enough of those that were present", f"{len(counted)} of them")
-        needed, size, total = threshold(len(self.members)), self.ring.size, Sum(self.ring, masked)
+        needed = threshold(len(self.members), self.terms.colluders)
+        size, total = self.ring.size, Sum(self.ring, masked)
         weights: dict[tuple[int, ...], Sequence[int]] = {}
         for dealer in sorted(present):
             name = self.members[dealer].name

@@ -15,9 +15,14 @@ PRIME = 2**256 + 297
 SECRET, SHARE = 32, 33  # bytes
 
 
-def threshold(clients: int) -> int:
-    """Return t = ⌊2n/3⌋ + 1."""
-    return 2 * clients // 3 + 1
+def threshold(clients: int, colluders: int) -> int:
+    """Return t = max(⌊2n/3⌋, c) + 1.
+
+    Args:
+        clients: n, who hold a share each.
+        colluders: c, how many of them may put their shares together and still have too few.
+    """
+    return max(2 * clients // 3, colluders) + 1
 
 
 def split(secret: bytes, needed: int, places: Sequence[int]) -> list[bytes]:

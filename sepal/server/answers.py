@@ -9,7 +9,7 @@ from typing import Any
 
 from sepal.config import Settings
 from sepal.config.base import flatten, method_name
-from sepal.errors import ChangedDataError, ProtocolError
+from sepal.errors import ChangedDataError, ProtocolError, SepalError
 from sepal.method.interface import RunSetup
 from sepal.protocol.messages import Content, Order, Reply, sums_up, version
 from sepal.protocol.summed import UPDATE
@@ -55,6 +55,13 @@ def keys_of(setup: RunSetup) -> frozenset[str]:
     """Return the keys of the run's method, which a client's error may name."""
     hyper = setup.hyper
     return frozenset(flatten(hyper, f"{method_name(setup.config.method)}.") if isinstance(hyper, Settings) else ())
+
+
+def attributed(name: str, reason: SepalError) -> SepalError:
+    """Return an error that client ``name`` has reported, in its own name: the name in it is the client's choice."""
+    if reason.key.startswith(f"{name}:"):
+        return reason
+    return ProtocolError(name, "a reply", f"an error: {reason}")  # it names another client, or none
 
 
 def check_answer(order: Order, reply: Reply) -> None:

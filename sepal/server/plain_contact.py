@@ -79,8 +79,9 @@ class PlainContact:
                 reply = read_reply(message.content)[0]
                 check_answer(order, reply)
                 answers[node] = reply
-            except SepalError as error:
-                answers[node] = error
+            except SepalError as error:  # the name in a reported error is the node's own choice
+                key = f"node {node}: {error.key}" if "error" in message.content else error.key
+                answers[node] = type(error)(key, error.expected, error.got)
         return self._of_one_size(answers)
 
     def _of_one_size(

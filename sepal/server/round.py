@@ -19,7 +19,6 @@ from sepal.errors import (
     DeviceMemoryError,
     DivergedError,
     FailedError,
-    ProtocolError,
     RoundError,
     SepalError,
     causes_of,
@@ -37,7 +36,7 @@ from sepal.protocol.messages import (
     write_order,
 )
 from sepal.protocol.types import ClientInfo, Kind
-from sepal.server.answers import Growth, check_reply, keys_of
+from sepal.server.answers import Growth, attributed, check_reply, keys_of
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
@@ -306,8 +305,8 @@ class Round:
         if isinstance(reason, ChangedDataError):  # it costs this client's round; in the next one it is asked again
             reason = ChangedDataError.of(name) if reported else reason
             log.warning("round %d goes on without a client: %s", self._plan.round, reason)
-        elif reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
-            reason = ProtocolError(name, "a reply", f"an error: {reason}")
+        elif reported and (named := attributed(name, reason)) is not reason:
+            reason = named
         elif error_word(records) in AWAY:
             self._note_unable(request, content, size, reason)
             return

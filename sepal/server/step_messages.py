@@ -15,7 +15,7 @@ from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import RunSetup
 from sepal.protocol.messages import Content, Enclosed, Order, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
-from sepal.server.answers import check_step, keys_of
+from sepal.server.answers import attributed, check_step, keys_of
 from sepal.server.contact import Contact
 from sepal.server.downloads import most_message_bytes
 from sepal.server.ledger import check_size, message_bytes
@@ -85,8 +85,9 @@ class StepMessages:
             check_step(request.order, self.start.state.roster[name], self.questions[name], reply, content)
             self.take(name, content)
         except SepalError as reason:
-            self.ledger.refused(request, content, size, str(reason))
-            log.warning("round %d: %s is lost in the step %s: %s", self.start.plan.round, name, self.kind.value, reason)
+            named = attributed(name, reason) if "error" in records else reason
+            self.ledger.refused(request, content, size, str(named))
+            log.warning("round %d: %s is lost in the step %s: %s", self.start.plan.round, name, self.kind.value, named)
             return
         self.ledger.accepted(request, content, size)
 

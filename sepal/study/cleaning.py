@@ -22,12 +22,14 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from sepal.client_app.frozen_data import FILE as FROZEN
+from sepal.client_app.secure_sums import VAULT, FileVault
 from sepal.data.locations import cache_directory, data_directory
 from sepal.errors import ConfigError, SepalError, StateError
 from sepal.names import NAME
 from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.types import Kind
 from sepal.runs.stored_run import stored_summary
+from sepal.secure.client import SecureClient
 from sepal.storage.files import check_owner
 from sepal.storage.home import home
 from sepal.storage.regular import read_text
@@ -110,9 +112,17 @@ def remove(item: Leftover) -> bool:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+        _forget_secrets(item.directory / VAULT)
     with suppress(OSError):  # not empty: there is something whose name is not ours
         item.directory.rmdir()
     return True
+
+
+def _forget_secrets(path: Path) -> None:
+    """Erase the update and the keys that wait for a secure sum; of which rounds one has left stays."""
+    if path.is_file() and not path.is_symlink():
+        with suppress(SepalError):  # damaged: nobody can say what has left
+            SecureClient("", FileVault(path)).forget()
 
 
 def _aged(item: Leftover, days: float, now: float) -> Leftover:

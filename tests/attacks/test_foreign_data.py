@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import struct
+import sys
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -254,6 +255,19 @@ def test_one_function_opens_images_and_no_library_reads_a_data_set():
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and "Image.open" in ast.unparse(node)
     ]
     assert opening == ["decoded"]
+
+
+def test_data_is_read_by_these_libraries_alone():
+    """A decoder that nobody has thought of in ``decoders`` is noticed as well."""
+    imported = set()
+    for path in (ROOT / "sepal" / "data").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [str(node.module)]
+            imported |= {name.split(".")[0] for name in names}
+    ours = {"numpy", "torch", "pandas", "pyarrow", "pydantic", "tomli_w", "filelock", "sklearn", "flwr_datasets"}
+    assert imported - {*sys.stdlib_module_names, "sepal"} == {*ours, "PIL", "datasets", "huggingface_hub"}
 
 
 LINES = ["import PIL", "from PIL import Image", "def f():\n    import datasets.load", "Image.open(x)", "x().imread(y)"]

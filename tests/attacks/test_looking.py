@@ -33,6 +33,7 @@ from sepal.runs import run_directory
 from sepal.runs.about import ABOUT, labels_of, write_about
 from sepal.runs.run_directory import RunDirectory
 from sepal.runs.stored_run import Allowed, read_run
+from sepal.server.run_store.disk import BEST, EVICTED, PARTS
 from sepal.storage import regular
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -313,7 +314,8 @@ def sparse(path):
 
 KINDS = (fifo, device, loop, outward, directory, sparse)
 FILES = ("config.toml", "summary.json", "metrics.jsonl", "ledger.jsonl", "about.json", "../comparison.json")
-FILES += ("checkpoints/round-000002.safetensors", "checkpoints/records/000001")
+FILES += ("checkpoints/round-000002.safetensors", "checkpoints/records/000001", f"checkpoints/{BEST}")
+FILES += (f"checkpoints/{EVICTED}/client-00001", f"checkpoints/uploads/000001/{PARTS}/sum")
 FILES += ("clients/0123/client-00000/3-a194e6be798a172fc13c6ad1.safetensors",)
 
 

@@ -18,8 +18,8 @@ from sepal.client_app.state_store import Stored
 from sepal.config import RunConfig
 from sepal.config.base import flat_keys
 from sepal.engines.in_process import run_in_process
-from sepal.errors import ConfigError, RosterError, RoundError
-from sepal.protocol.messages import Content, Reply
+from sepal.errors import ConfigError, ProtocolError, RosterError, RoundError
+from sepal.protocol.messages import Content, Reply, write_error
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.roster import PATIENCE
 from sepal.server.round import Round
@@ -449,6 +449,21 @@ def test_what_a_client_says_looks_like_no_line_of_another_and_is_not_kept(caplog
     assert not any(line.startswith(("client-00001: evicted", "round 1/2: complete")) for line in lines)
     assert max(map(len, caplog.messages)) < 25_000
     assert all(len(cause) < 100 for cause in strategy.contact._causes)
+
+
+def test_a_refusal_that_a_client_reports_is_in_the_nodes_name(caplog):
+    """The name in it is the client's choice, and may be another's."""
+
+    class Poses(ContextGrid):
+        def answer(self, message):
+            if message.metadata.dst_node_id == 1:
+                lie = write_error(ProtocolError("client-00001: data", "its own", "none"), "client-00001")
+                return Message(lie, reply_to=message)
+            return super().answer(message)
+
+    FedAvg(Net).start(Poses(wrap_client(FedAvg, Net, load), contexts()), arrays(), num_rounds=1)
+    assert any("node 1: client-00001: data: expected its own" in line for line in caplog.messages)
+    assert not any(line.startswith("refused: client-00001: data") for line in caplog.messages)
 
 
 def test_a_context_gives_back_what_a_client_keeps():

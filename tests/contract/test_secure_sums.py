@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sepal.errors import RoundError, SepalError
-from sepal.protocol.messages import Content, read_reply, write_reply
+from sepal.errors import DivergedError, RoundError, SepalError
+from sepal.protocol.messages import Content, read_reply, write_error, write_reply
 from sepal.protocol.types import Plan
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
@@ -283,6 +283,20 @@ def test_a_forged_reply_costs_its_client_the_round_and_nobody_else(what):
     without = names if step_of == "unmask" else names[:-1]
     expected = expected_model(3, lambda number: without if number == 2 else names)
     assert np.allclose(strategy.progress.server.weights["w"], expected, atol=1e-6)
+
+
+def test_an_error_in_a_step_puts_no_words_into_anothers_mouth():
+    def forged(round, kind, name, reply):
+        if (round, kind, name) != (2, "share", "client-1"):
+            return reply
+        return write_error(DivergedError("client-4: state", "finite numbers", "others"), "client-4")
+
+    world = federation(on_missing="skip")
+    world.forged = forged
+    _, records, _ = recorded(world)
+    reasons = [entry.reason for entry in records[1].ledger if entry.step == "share" and entry.reason]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("client-1: ")
 
 
 def test_shares_that_cannot_be_opened_make_the_round_void_and_not_the_run():

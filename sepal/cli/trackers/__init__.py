@@ -71,6 +71,20 @@ def trackers_of(texts: Iterable[str], mlflow: str = "") -> list[Tracker]:
     return [*trackers, tracker_of(f"mlflow={mlflow}", "--mlflow")] if mlflow else trackers
 
 
+def check_stays(path: Path, directory: Path, option: str) -> None:
+    """Refuse to write through a link out of a tracker's directory, which may be from elsewhere.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    try:
+        inside = path.resolve().is_relative_to(directory.resolve())
+    except (OSError, RuntimeError):  # a link that leads to itself
+        inside = False
+    if not inside:
+        raise ConfigError(option, f"a directory of {directory}", f"{path}, a link that leads out of it")
+
+
 def log_runs(trackers: Iterable[Tracker], experiment: str, places: Iterable[Path]) -> Iterator[str]:
     """Log the runs that are complete, and yield a line for each tracker.
 

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from sepal.errors import ConfigError, one_line
 from sepal.report.files import by_round
@@ -39,6 +40,8 @@ class MlflowTracker:
         try:
             client = MlflowClient(self.place)
             existing = client.get_experiment_by_name(experiment)
+            if existing:
+                check_artifacts(self.place, existing.artifact_location, self.option)
             experiment_id = existing.experiment_id if existing else client.create_experiment(experiment)
             logged = {run.data.tags.get(OWN) for run in client.search_runs([experiment_id], max_results=50_000)}
             fresh = [run for run in runs if str(run.path.absolute()) not in logged]
@@ -53,6 +56,26 @@ class MlflowTracker:
 def make(place: str, option: str) -> MlflowTracker:
     """Return the tracker."""
     return MlflowTracker(place, option)
+
+
+def check_artifacts(place: str, location: str, option: str) -> None:
+    """Refuse an experiment in a directory or an SQLite file that would send models and reports to somewhere else.
+
+    Such a store may be from elsewhere, and each of its experiments names where files go. A server decides by itself.
+
+    Raises:
+        ConfigError: Files would leave this machine, or a directory that is the store.
+    """
+    scheme, goes_to = urlsplit(place).scheme, urlsplit(location)
+    if scheme not in ("", "file", "sqlite"):
+        return
+    inside = goes_to.scheme in ("", "file") and goes_to.netloc in ("", "localhost")
+    if inside and scheme != "sqlite":
+        root = Path(unquote(urlsplit(place).path)).resolve()
+        inside = Path(unquote(goes_to.path)).resolve().is_relative_to(root)
+    if not inside:
+        expected = "an experiment whose files stay in it; give another URI"
+        raise ConfigError(option, expected, f"{place}, whose files go to {one_line(location, 200)}")
 
 
 def _log(client: Any, experiment_id: str, run: StoredRun) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sepal.errors import ConfigError, one_line
+from sepal.cli.trackers import check_stays
+from sepal.errors import ConfigError, StateError, one_line
 from sepal.report.files import write_tensorboard
 from sepal.runs.stored_run import StoredRun
+from sepal.storage.files import write_atomically
+from sepal.storage.regular import is_regular, read_bytes
 
 LOGGED = ".logged-by-sepal"  # in the directory of a run, once all its figures are there
 
@@ -31,14 +34,15 @@ class TensorboardTracker:
         for run in runs:
             events = self.directory / experiment / run.path.name
             identity, mark = str(run.path.absolute()), events / LOGGED
+            check_stays(events, self.directory, self.option)
             try:
-                if mark.is_file() and mark.read_text(encoding="utf-8") == identity:
+                if is_regular(mark, self.directory) and read_bytes(mark) == identity.encode():
                     continue
                 for file in events.glob("events.out.tfevents.*"):  # of a run that was cut off, or had this name before
                     file.unlink()
                 write_tensorboard(run, events)
-                mark.write_text(identity, encoding="utf-8")
-            except OSError as reason:
+                write_atomically(mark, identity.encode())
+            except (OSError, StateError) as reason:
                 got = f"{self.directory}: {one_line(str(reason), 200)}"
                 raise ConfigError(self.option, "a directory that takes event files", got) from None
             count += 1

@@ -10,10 +10,11 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sepal.cli.trackers import check_stays
 from sepal.config.elsewhere import PLACES
 from sepal.errors import ConfigError, one_line
 from sepal.report.files import by_round
@@ -51,6 +52,7 @@ class WandbTracker:
     def log(self, experiment: str, runs: Iterable[StoredRun]) -> int:
         """Log runs; see :class:`sepal.cli.trackers.Tracker`."""
         count = 0
+        check_stays(self.directory / "wandb", self.directory, self.option)
         for run in runs:
             identity = _identity(run)
             before = sorted((self.directory / "wandb").glob(f"offline-run-*-{identity}"))
@@ -82,11 +84,23 @@ class WandbTracker:
             settings=wandb.Settings(**NOT_COLLECTED),
             reinit="create_new",
         )
-        for row in by_round(run):
+        for row in nameless(run):
             offline.log({name: value for name, value in row.items() if name != "round"}, step=int(row["round"]))
         written = Path(offline.dir).parent
         offline.finish()
         return written
+
+
+def nameless(run: StoredRun) -> Iterator[dict[str, float]]:
+    """Yield a run's figures by round without those of single clients, such as FedPSE's ``method/distance.NAME``."""
+    names = {str(client.get("name")) for line in run.lines for client in line["clients"]}
+    for row in by_round(run):
+        yield {key: value for key, value in row.items() if not any(part in names for part in _ends(key))}
+
+
+def _ends(key: str) -> Iterator[str]:
+    """Yield what stands behind each separator of a figure's name: a client's name may have separators itself."""
+    return (key[match.end() :] for match in re.finditer(r"[^A-Za-z0-9]", key))
 
 
 def _identity(run: StoredRun) -> str:

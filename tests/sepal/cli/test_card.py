@@ -106,6 +106,20 @@ def test_an_unfinished_run_and_an_earlier_round_have_no_accuracy(tmp_path):
         assert "No closing evaluation has tested this model" in text
 
 
+def test_a_run_with_secure_sums_has_a_card(tmp_path):
+    """Such a run knows neither the worst tenth nor figures of single clients."""
+    run = write_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for figures in filter(None, lines[-1]["accuracy"].values()):
+        del figures["bottom_decile"], figures["std"]
+    for client in lines[-1]["clients"]:
+        client.update(dict.fromkeys(("received", "trained", "kept", "pooled")))
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = card(read_run(run), "m", FACTS, "trained", "")
+    (row,) = (line for line in text.splitlines() if line.startswith("| trained"))
+    assert row.startswith("| trained (this file) | 60.0 % |")
+
+
 def _unfinished(run):
     (run / "summary.json").unlink()
     return card(read_run(run), "m", FACTS, "trained", "")

@@ -15,11 +15,14 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.client_app.app import handle
 from sepal.client_app.frozen_data import FILE as FROZEN
+from sepal.client_app.secure_sums import FileVault
 from sepal.data import cache
 from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, write_order
 from sepal.protocol.types import Kind, Plan
+from sepal.secure.client import SecureClient
 from sepal.study import cleaning
+from tests.sepal.secure.rounds import Memory, Round
 
 KEYS = {"dataset": "digits", "clients": 3, "partition.subsample": 160, "method": "fedavg-ft"}
 ENDED, UNFINISHED = "a" * 32, "b" * 32
@@ -85,6 +88,22 @@ def test_it_removes_states_of_runs_that_have_ended_and_what_must_outlive_them_st
     left = {os.path.basename(name) for name in files(home) if ENDED in name}
     assert {"identity", "notes.txt"} <= left, "what noise is drawn from, and what is not ours"
     assert f"--run {UNFINISHED} gives it up" in result.stdout
+
+
+def test_no_update_that_waits_for_a_secure_sum_is_left(home):
+    """What stays says for which rounds a masked input has left, so that none leaves again."""
+    secrets = Memory()
+    client = SecureClient(UNFINISHED, secrets)
+    opening = Round({"a": np.full(3, 0.5, np.float32)}).opening("a", round=4)
+    client.begin(opening)
+    path = home / "state" / UNFINISHED / "client-00001" / "secure"
+    path.write_bytes(secrets.data)
+    age(home)
+    assert opening.update.tobytes() in path.read_bytes()
+    assert clean("--yes", "--run", UNFINISHED).exit_code == 0
+    assert opening.update.tobytes() not in path.read_bytes()
+    assert len(path.read_bytes()) < 1000
+    SecureClient(UNFINISHED, FileVault(path)).check(4)
 
 
 def test_a_run_that_was_given_up_loses_its_states_alone_once_they_are_old(home):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from referee.paper.__main__ import parser
 from sepal.cli import trackers
 from sepal.cli.main import app
+from sepal.cli.trackers.wandb import nameless
 from sepal.errors import ConfigError
 from sepal.report.files import by_round
 from sepal.runs.stored_run import read_run
@@ -140,6 +141,23 @@ def records(directory):
             record.ParseFromString(whole)
             yield record
             whole = b""
+
+
+@pytest.mark.parametrize("name", ["client-00000", "st.-mary", "a_b"])
+def test_wandb_gets_no_figure_that_is_of_one_client(name, tmp_path):
+    """DM-PFL and FedPSE name figures by clients."""
+    run = write_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["clients"][0]["name"] = name
+        line["method"] = {f"overlap.{name}": 0.5, f"distance/{name}": 0.5, "overlap": 0.25}
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    rows = list(nameless(read_run(run)))
+    assert [key for row in rows for key in row if name in key] == []
+    assert {row["method/overlap"] for row in rows} == {0.25}
+    assert [set(row) for row in rows] == [{key for key in row if name not in key} for row in by_round(read_run(run))], (
+        "nothing else is left out"
+    )
 
 
 def test_wandb_has_the_figures_offline_once_and_nothing_of_the_machine(offline):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import sepal
+from sepal.client_app.secure_sums import NoVault
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.cache import StateCache, forget_secrets
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, StateError
 from sepal.masks.selection import count
 from sepal.method import capabilities
 from sepal.protocol.summed import sums_of
@@ -20,6 +22,7 @@ from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.study.method_checks.cases import RoundLog
+from sepal.study.runs import model_of
 
 FLAT = {
     "dataset": "digits",
@@ -170,6 +173,16 @@ def test_a_run_with_secure_sums_neither_goes_back_nor_closes_again(tmp_path):
     ):
         with pytest.raises(ConfigError, match=why):
             RunDirectory(tmp_path / "r", assemble({**flat, **changed}), IN_PROCESS, back)
+
+
+def test_models_of_a_run_with_secure_sums_can_be_taken_out(tmp_path):
+    """Who reads a model answers no message, and needs no place for secrets."""
+    keys = {"partition": {"subsample": 60, "name": "iid"}, "clients": 3, "rounds": 1, "workers": 1, "progress": False}
+    path = sepal.run("fedavg", "digits", out=str(tmp_path), name="r", secure="sum", **keys).path
+    client, common = (model_of(path, name, "received", ()).networks[0] for name in ("client-00000", None))
+    assert all(np.array_equal(client[name], common[name]) for name in common)
+    with pytest.raises(StateError, match="one whose models are read"):
+        NoVault().write(b"secret")
 
 
 def test_a_backup_has_the_sums_of_recorded_rounds_and_no_masked_input(tmp_path):

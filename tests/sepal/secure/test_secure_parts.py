@@ -51,9 +51,12 @@ def test_shares_that_are_none_are_refused():
         split(SECRET, 2, [1, 1])
 
 
-@pytest.mark.parametrize(("clients", "needed"), [(3, 3), (4, 3), (5, 4), (10, 7), (100, 67)])
-def test_the_threshold_is_above_two_thirds(clients, needed):
-    assert threshold(clients) == needed
+@pytest.mark.parametrize(
+    ("clients", "colluders", "needed"),
+    [(3, 1, 3), (4, 1, 3), (5, 1, 4), (10, 1, 7), (100, 1, 67), (10, 6, 7), (10, 7, 8), (7, 5, 6)],
+)
+def test_the_threshold_is_above_two_thirds_and_above_the_colluders(clients, colluders, needed):
+    assert threshold(clients, colluders) == needed
 
 
 def test_two_clients_agree_and_a_third_or_another_purpose_does_not():

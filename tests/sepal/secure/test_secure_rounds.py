@@ -11,7 +11,7 @@ from sepal.errors import ProtocolError, StateError
 from sepal.secure import client as client_module
 from sepal.secure import formats, masks, shamir
 from sepal.secure import server as server_module
-from sepal.secure.keys import KeyPairs
+from sepal.secure.keys import KEY, KeyPairs, public_of
 from sepal.secure.ring import Ring, Sum, rounded, scale
 from tests.sepal.secure.rounds import KEYS, MASK, SHARE, UNMASK, Memory, Round, added
 
@@ -87,6 +87,24 @@ def test_a_round_is_void_below_the_threshold_and_what_colluders_could_subtract(c
     assert bool(round_of(clients, colluders=colluders).members().too_few(left)) == void
 
 
+@pytest.mark.parametrize(("clients", "colluders"), [(3, 1), (5, 3), (7, 5), (9, 7), (10, 8)])
+def test_what_colluders_hold_gives_no_secret_of_another_client(clients, colluders):
+    """⌊2·7/3⌋ + 1 = 5 shares would give the key of a mask, of which each of 5 colluders holds one; see docs."""
+    round = round_of(clients, colluders=colluders)
+    members = round.members()
+    round.masked(members, round.shared(members))
+    held = {}
+    for number in range(colluders):
+        vault = round.vaults[members.names[number]]
+        held[number + 1] = client_module._unpacked(vault.data.partition(b"\n")[2]).shares[clients - 1]
+    keys = {holder: shares[shamir.SHARE :] for holder, shares in held.items()}
+    try:
+        rebuilt = shamir.combine(keys, shamir.lagrange(list(keys)))
+    except ProtocolError:  # those of no secret
+        return
+    assert public_of(rebuilt) != members.members[-1].public[KEY:]
+
+
 def test_two_rounds_with_one_seed_have_other_masks_and_the_same_sum():
     first, second = round_of(4), round_of(4)
     assert first.run()[0] == second.run()[0]
@@ -125,7 +143,7 @@ def example(monkeypatch):
     number = lambda secret: int.from_bytes(secret, "little")  # noqa: E731
     monkeypatch.setattr(shamir, "PRIME", 257)
     for module in (client_module, server_module, formats):
-        monkeypatch.setattr(module, "threshold", lambda clients: 2)
+        monkeypatch.setattr(module, "threshold", lambda clients, colluders: 2)
     monkeypatch.setattr(
         client_module,
         "split",
@@ -247,6 +265,16 @@ def test_a_round_of_which_a_masked_input_has_left_cannot_begin_again_nor_one_bef
         with pytest.raises(StateError, match=f"round: expected a round after 4, .*, got {number}"):
             round.client("client-00").begin(round.opening("client-00", round=number))
     assert round.client("client-00").begin(round.opening("client-00", round=5))
+
+
+def test_a_client_that_forgets_its_secrets_still_knows_of_which_rounds_an_input_has_left():
+    round = round_of(3)
+    round.run()
+    client = round.client("client-00")
+    client.forget()
+    with pytest.raises(StateError, match="a round after 1"):
+        client.check(1)
+    client.check(2)
 
 
 def test_a_round_may_begin_anew_before_a_masked_input_left_and_then_has_other_keys():
