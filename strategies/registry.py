@@ -67,6 +67,7 @@ METHODS = {
     "subfedavg": "sepal.strategies.subfedavg:SubFedAvg",
     "pa3dfl": "sepal.strategies.pa3dfl:Pa3dFL",
     "pfedgate": "sepal.strategies.pfedgate:PFedGate",
+    "fiarse": "sepal.strategies.baselines.fiarse:Fiarse",
 }
 GROUP = "sepal.methods"
 _loaded: dict[str, Method] = {}  # of the user's own code, by place

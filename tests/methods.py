@@ -55,6 +55,7 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
         "pfedgate.shift": 3.0,
         "momentum": 0.9,
     },
+    "fiarse": {"method": "fiarse", "capacity.profile": "0.25,1"},
     "pfedgate-client": {
         "method": "pfedgate",
         "pfedgate.gating": "client",

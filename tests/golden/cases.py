@@ -48,6 +48,7 @@ KEYS = {
 }
 MIXED = {"capacity.profile": "0.07,0.25,1"}
 VARIANTS = {  # method: variant: its keys
+    "fiarse": {"mixed": {**MIXED, "fiarse.ranking": "layer", "fiarse.mean": "changed"}},
     "fedpse": {
         "per-layer": {"fedpse.per-layer": True},
         "naive": {"fedpse.ewa": False, "fedpse.dps": False, "values": "fp16"},
