@@ -68,6 +68,7 @@ METHODS = {
     "pa3dfl": "sepal.strategies.pa3dfl:Pa3dFL",
     "pfedgate": "sepal.strategies.pfedgate:PFedGate",
     "fiarse": "sepal.strategies.baselines.fiarse:Fiarse",
+    "sparsyfed": "sepal.strategies.baselines.sparsyfed:SparsyFed",
 }
 GROUP = "sepal.methods"
 _loaded: dict[str, Method] = {}  # of the user's own code, by place

@@ -72,6 +72,7 @@ TO_LEARN = {  # keys with which a case learns within a few rounds; those of CASE
     "fedsa-lora": {"trainable": "*", **MORE},
     "flasc": {"trainable": "*", "flasc.rate": 0.03, "flasc.down": 0.5, "flasc.up": 0.5, **MORE},
     "pfedme": {"pfedme.steps": 2, **MORE},
+    "sparsyfed": {"sparsyfed.keep": 0.3, "lr": 0.2, **MORE},
     **dict.fromkeys(("feddst", "dmpfl", "fjord-mixed", "pa3dfl", "pfedgate"), MORE),  # sparse or narrow at first
     # A shift is the distance from the weights that learnt without gates.
     "pfedgate-batch": {"pfedgate.shift": 0.0, **MORE},

@@ -16,7 +16,7 @@ is with momentum and weight decay, too; running statistics are averaged as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -46,7 +46,7 @@ from sepal.method import (
     Weights,
 )
 from sepal.method.means import mean_of_holders
-from sepal.method.tensors import at_masks, at_masks_specs
+from sepal.method.tensors import at_masks, at_masks_specs, at_total_specs
 from sepal.protocol.types import SpecLike
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, ServerState
 from sepal.strategies.registration import register
@@ -101,21 +101,8 @@ class Ranked:
         """Return the specs of a submodel whose positions are not known: in each group exactly so many entries."""
         specs: dict[str, SpecLike] = {p.name: TensorSpec(p.shape, min_count=p.size) for p in self.setup.layout}
         for flat in self.groups:
-            entries = count(capacity, flat.size)
-            for number, p in enumerate(flat.layout):
-                specs[p.name] = _of_group(flat.layout, number, entries)
+            specs |= at_total_specs(flat.layout, count(capacity, flat.size))
         return specs
-
-
-def _of_group(group: Layout, number: int, entries: int) -> Callable[[Mapping[str, SparseTensor]], TensorSpec]:
-    """Return the spec of a tensor of a group that has ``entries`` in all."""
-
-    def spec(decoded: Mapping[str, SparseTensor]) -> TensorSpec:
-        left = entries - sum(decoded[p.name].nnz for p in group[:number])
-        later = sum(p.size for p in group[number + 1 :])
-        return TensorSpec(group[number].shape, min_count=max(0, left - later), max_count=min(left, group[number].size))
-
-    return spec
 
 
 def groups(layout: Layout, biases: bool, by_layer: bool) -> list[Layout]:

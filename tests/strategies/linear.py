@@ -81,7 +81,7 @@ class Linear:
     def trained(self, name, round, examples):
         """A client's payload after training on ``examples``, (x, t) each; its state moves on."""
         plan, trainer = self.server.plan(round), self.clients[name].trainer
-        trainer.x = torch.tensor([x for x, _ in examples], dtype=torch.float32)
+        trainer.x = torch.tensor(np.array([x for x, _ in examples]), dtype=torch.float32)
         trainer.y = torch.tensor(np.array([np.atleast_1d(t) for _, t in examples]), dtype=torch.float32)
         download = self.download(name, plan)
         self.states[name], payload = self.clients[name].train(self.states[name], download, plan)
