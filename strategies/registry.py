@@ -69,6 +69,7 @@ METHODS = {
     "pfedgate": "sepal.strategies.pfedgate:PFedGate",
     "fiarse": "sepal.strategies.baselines.fiarse:Fiarse",
     "sparsyfed": "sepal.strategies.baselines.sparsyfed:SparsyFed",
+    "spafl": "sepal.strategies.baselines.spafl:SpaFL",
 }
 GROUP = "sepal.methods"
 _loaded: dict[str, Method] = {}  # of the user's own code, by place
