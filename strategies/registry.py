@@ -70,6 +70,7 @@ METHODS = {
     "fiarse": "sepal.strategies.baselines.fiarse:Fiarse",
     "sparsyfed": "sepal.strategies.baselines.sparsyfed:SparsyFed",
     "spafl": "sepal.strategies.baselines.spafl:SpaFL",
+    "fedselect": "sepal.strategies.baselines.fedselect:FedSelect",
 }
 GROUP = "sepal.methods"
 _loaded: dict[str, Method] = {}  # of the user's own code, by place

@@ -61,10 +61,12 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Hyper(Settings):
-    """SparsyFed's keys. The defaults are those of the authors' README."""
+    """SparsyFed's keys."""
+
+    # The authors' README: α 1.25, and .05 of a ResNet-18's 11 million weights. A small model learns slowly with so few.
 
     alpha: float = Field(1.25, ge=1, le=4, description="α, power of the weights; 1: they are used as they are")
-    keep: float = Field(0.05, gt=0, le=1, description="1 - s, share of the weights that a client uploads")
+    keep: float = Field(0.2, gt=0, le=1, description="1 - s, share of the weights that a client uploads")
     largest: Literal["weights", "change"] = Field(
         "weights", description="what is largest in what a client uploads: the trained weights, or their change"
     )

@@ -31,7 +31,7 @@ HOW = (
     "(docs/versioning.md); then write {!r} here"
 )
 DIGESTS = {
-    2: ("62e9db015bb65c22", "73acd6dc2b19b097", "843945af74c824cd")
+    2: ("8da0132ed39a7b8d", "73acd6dc2b19b097", "8be9ce5b2a4f93c9")
 }  # of the last number: keys, messages, payloads
 
 
