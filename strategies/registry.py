@@ -71,6 +71,7 @@ METHODS = {
     "sparsyfed": "sepal.strategies.baselines.sparsyfed:SparsyFed",
     "spafl": "sepal.strategies.baselines.spafl:SpaFL",
     "fedselect": "sepal.strategies.baselines.fedselect:FedSelect",
+    "fedrts": "sepal.strategies.baselines.fedrts:FedRTS",
 }
 GROUP = "sepal.methods"
 _loaded: dict[str, Method] = {}  # of the user's own code, by place

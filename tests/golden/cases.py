@@ -45,6 +45,7 @@ KEYS = {
     "feddst": {"rounds": 4},
     "pa3dfl": {"pa3dfl.rate": 0.1},
     "fedselect": {"fedselect.every": 1},
+    "fedrts": {"fedrts.adjust-every": 1, "fedrts.until": 3},
     "pfedgate": {"pfedgate.keep": 0.0, "pfedgate.start": "half", "pfedgate.rate": 0.1},
 }
 MIXED = {"capacity.profile": "0.07,0.25,1"}
