@@ -56,7 +56,7 @@ from sepal.wire.tensors import SparseTensor, TensorSpec, Values
 
 
 class Hyper(Settings):
-    """FIARSE's keys. The defaults are those of the authors' CIFAR code, but for ``mean``."""
+    """FIARSE's keys. The defaults are those of the authors' CIFAR code, but for ``mean`` and ``importance``."""
 
     ranking: Literal["model", "layer"] = Field(
         "model", description="where a client's entries are the largest: in the whole model, or in each layer"
@@ -67,6 +67,9 @@ class Hyper(Settings):
         description="clients of an entry's mean: those that held it, or that changed it (authors' code)",
     )
     weights: Literal["equal", "examples"] = Field("equal", description="client's weight in the mean: 1, or n_i")
+    importance: bool = Field(
+        True, description="multiply gradients by the derivative of importance; the authors' code as it runs does not"
+    )
     whole: Literal["smallest", "zero"] = Field(
         "smallest", description="threshold of a client that holds all entries: its smallest magnitude, or 0"
     )
@@ -163,17 +166,20 @@ class FiarseServer(Ranked, ServerBase[ServerState]):
         return state.weights
 
 
-def thresholded(weight: torch.Tensor, held: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Return w where it is held and |w| ≥ θ, and 0 elsewhere; the gradient has the factor of the importance.
+def thresholded(
+    weight: torch.Tensor, held: torch.Tensor, threshold: torch.Tensor, importance: bool = True
+) -> torch.Tensor:
+    """Return w where it is held and |w| ≥ θ, and 0 elsewhere; the gradient has the factor of the importance, if asked.
 
     Args:
         weight: float32, any shape.
         held: bool, the same shape.
         threshold: θ, float32 ().
+        importance: Whether the gradient of an entry that is on is multiplied by 1 + 2·θ·|w| / (|w| + θ)².
     """
     size = weight.detach().abs()
     on = torch.where(held & (size >= threshold), weight, torch.zeros_like(weight))
-    if on.requires_grad:
+    if importance and on.requires_grad:
         both = (size + threshold).clamp_min(torch.finfo(weight.dtype).tiny)  # 0/0 at θ = w = 0 is 0
         factor = 1 + 2 * (threshold / both) * (size / both)
         on.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
@@ -187,12 +193,16 @@ class ThresholdedLoss(Capturable):
     TENSORS: ClassVar[tuple[str, ...]] = ("held", "thresholds")
     held: Mapping[str, torch.Tensor]
     thresholds: Mapping[str, torch.Tensor]
+    importance: bool
     objective: Objective
 
     def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the loss of a batch."""
         parameters = dict(module.named_parameters())
-        weights = {n: thresholded(parameters[n], held, self.thresholds[n]) for n, held in self.held.items()}
+        weights = {
+            name: thresholded(parameters[name], held, self.thresholds[name], self.importance)
+            for name, held in self.held.items()
+        }
         return self.objective(functional_call(module, weights, (x,)), y)
 
 
@@ -267,9 +277,8 @@ class FiarseClient(Ranked, FedAvgClient):
         masks = {name: torch.from_numpy(held[name]).to(device) for name in thresholds}
         least = {name: torch.tensor(value, device=device) for name, value in thresholds.items()}
         before = {name: network.tensors[name].detach().clone() for name in thresholds}
-        hooks = Hooks(
-            ThresholdedLoss(masks, least, self.trainer.loss), after_step=StayOff(masks, least, before, network.tensors)
-        )
+        loss = ThresholdedLoss(masks, least, self.hyper.importance, self.trainer.loss)
+        hooks = Hooks(loss, after_step=StayOff(masks, least, before, network.tensors))
         self.trainer.fit(network.module, plan.round, hooks, density=density({n: held[n] for n in thresholds}))
         weights = network.read()
         on: dict[str, npt.NDArray[np.bool_]] = {

@@ -84,6 +84,13 @@ def test_the_factor_is_the_derivative_that_the_paper_puts_in_the_steps_place():
     close(nothing.grad, (1, 1))
 
 
+def test_without_importance_an_entry_that_is_on_has_its_plain_gradient():
+    """a: .8 - .1·.3 and -.5 - .1·.3; then y = .24, e = -.76: .77 + .076 and -.53 + .076, below θ = .5."""
+    toy = Linear("fiarse", FIRST, SIZES, **{"fiarse.importance": False})
+    toy.round(1, a=A)
+    close(toy.sent("a"), (0.846, 0, 0, -0.454))
+
+
 def test_an_entry_that_is_off_stays_in_spite_of_momentum_and_decay():
     toy = Linear("fiarse", FIRST, SIZES, momentum=0.9, **{"weight-decay": 0.1})
     toy.trained("b", 1, [*B[:1], *B[1:] * 3])
