@@ -85,6 +85,9 @@ WITHOUT_ROWS = {
     "fedproto",
     "fiarse",
     "sparsyfed",
+    "spafl",
+    "fedselect",
+    "fedrts",
 }
 
 
