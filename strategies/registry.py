@@ -67,6 +67,11 @@ METHODS = {
     "subfedavg": "sepal.strategies.subfedavg:SubFedAvg",
     "pa3dfl": "sepal.strategies.pa3dfl:Pa3dFL",
     "pfedgate": "sepal.strategies.pfedgate:PFedGate",
+    "fiarse": "sepal.strategies.baselines.fiarse:Fiarse",
+    "sparsyfed": "sepal.strategies.baselines.sparsyfed:SparsyFed",
+    "spafl": "sepal.strategies.baselines.spafl:SpaFL",
+    "fedselect": "sepal.strategies.baselines.fedselect:FedSelect",
+    "fedrts": "sepal.strategies.baselines.fedrts:FedRTS",
 }
 GROUP = "sepal.methods"
 _loaded: dict[str, Method] = {}  # of the user's own code, by place

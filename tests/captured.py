@@ -20,6 +20,7 @@ KEYS = {"local-epochs": 2, "momentum": 0.9, "batch-size": 8, "rounds": 2, "parti
 # Keys with which a method does in two rounds what follows from its training.
 MORE = {
     "feddst": {"feddst.readjust-every": 1, "feddst.until": 2, "feddst.fraction": 0.2},
+    "fedrts": {"fedrts.adjust-every": 1, "fedrts.until": 3},
     "scaffold": {"momentum": 0.0},  # it refuses momentum
 }
 

@@ -55,6 +55,9 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
         "pfedgate.shift": 3.0,
         "momentum": 0.9,
     },
+    "fedrts": {"method": "fedrts", "fedrts.adjust-every": 2, "fedrts.until": 4},  # four rounds end before the first
+    "fedselect": {"method": "fedselect", "fedselect.every": 1},  # at 3 nobody selects in four rounds
+    "fiarse": {"method": "fiarse", "capacity.profile": "0.25,1"},
     "pfedgate-client": {
         "method": "pfedgate",
         "pfedgate.gating": "client",
@@ -71,7 +74,10 @@ TO_LEARN = {  # keys with which a case learns within a few rounds; those of CASE
     "fedsa-lora": {"trainable": "*", **MORE},
     "flasc": {"trainable": "*", "flasc.rate": 0.03, "flasc.down": 0.5, "flasc.up": 0.5, **MORE},
     "pfedme": {"pfedme.steps": 2, **MORE},
-    **dict.fromkeys(("feddst", "dmpfl", "fjord-mixed", "pa3dfl", "pfedgate"), MORE),  # sparse or narrow at first
+    "sparsyfed": {"sparsyfed.keep": 0.3, "lr": 0.2, **MORE},
+    **dict.fromkeys(
+        ("feddst", "fedrts", "dmpfl", "fjord-mixed", "pa3dfl", "pfedgate"), MORE
+    ),  # sparse or narrow at first
     # A shift is the distance from the weights that learnt without gates.
     "pfedgate-batch": {"pfedgate.shift": 0.0, **MORE},
     "pfedgate-client": {"pfedgate.shift": 0.0, "capacity.profile": "0.5,1", **MORE},

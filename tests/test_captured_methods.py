@@ -19,7 +19,13 @@ MARGIN = 5e-6
 ROUNDED = {"fedadam-stc", "fedavg-stc-private", "fedpse-private"}
 
 # Methods whose steps are not captured, or one for each random choice. All others' are, with hooks or without.
-EXCEPTIONS = {"fjord": "a step for each choice", "fedem": "as usual", "fedrod": "as usual", "pfedgate": "as usual"}
+EXCEPTIONS = {
+    "fjord": "a step for each choice",
+    "fedem": "as usual",
+    "fedrod": "as usual",
+    "pfedgate": "as usual",
+    "sparsyfed": "as usual",
+}
 
 
 def difference(first, second):

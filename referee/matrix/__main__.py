@@ -12,6 +12,7 @@ from referee.matrix import models
 from referee.matrix.models import KINDS, ModelKind
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
+from sepal.storage.serialize import flatten
 from sepal.strategies.assembly import assemble
 
 PAGE = ROOT / "docs" / "models-and-methods.md"
@@ -31,6 +32,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {  # column: method and keys with whi
     "Pa3dFL": {"method": "pa3dfl", "pa3dfl.hidden": 8, "pa3dfl.embedding": 8},
     "pFedGate": {"method": "pfedgate", "pfedgate.keep": 0.5},
     "pFedGate, by batch": {"method": "pfedgate", "pfedgate.keep": 0.5, "pfedgate.gating": "batch"},
+    "FIARSE": {"method": "fiarse", "capacity.profile": "0.5"},
+    "SparsyFed": {"method": "sparsyfed"},
+    "SpaFL": {"method": "spafl"},
 }
 KEYS = {"dataset": "own", "own.classes": models.CLASSES, "clients": 2, "rounds": 2, "local-epochs": 1, "lr": 0.1}
 KEYS |= {"batch-size": 8, "evaluate-every": 0, "optimizer": "sgd"}
@@ -52,9 +56,9 @@ def outcome(kind: ModelKind, method: Mapping[str, Any]) -> str:
 
 
 def moved(strategy: Any) -> bool:
-    """Return whether the server's model is no longer W_0, or what the method starts from."""
+    """Return whether the server's model is no longer W_0, or what it starts from; its state, if it has no model."""
     server = strategy._method.make_server(strategy.setup)
-    before, after = server.model(server.init()), server.model(strategy.progress.server)
+    before, after = (server.model(state) or flatten(state)[0] for state in (server.init(), strategy.progress.server))
     return any(not np.array_equal(before[name], after[name]) for name in after)
 
 

@@ -132,7 +132,7 @@ def sparse_mean(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples, ro
     return {name: array / max(total, 1) for name, array in sums.items()}
 
 
-def mean_of_holders(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples) -> MeanOfHolders:
+def mean_of_holders(uploads: Iterable[Upload], shapes: Shapes, weigh: Weigh = by_examples) -> MeanOfHolders:
     """Return the mean of each entry over the uploads that contain it; an entry sent with the value 0 counts.
 
     Args:

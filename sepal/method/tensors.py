@@ -87,3 +87,19 @@ def at_masks_specs(
         support = Support.EXPLICIT if fresh or receiver_masks is None else Support.DERIVED
         specs[p.name] = TensorSpec(p.shape, support, True, size if exact else 0, size, index, optional)
     return specs
+
+
+def at_total_specs(layout: Layout, entries: int) -> dict[str, SpecLike]:
+    """Return the specs for :func:`at_masks` where the new masks of ``layout`` have exactly ``entries`` in all."""
+    return {p.name: _of_total(layout, number, entries) for number, p in enumerate(layout)}
+
+
+def _of_total(layout: Layout, number: int, entries: int) -> SpecLike:
+    later = sum(p.size for p in layout[number + 1 :])
+
+    def spec(decoded: Mapping[str, SparseTensor]) -> TensorSpec:
+        left = max(0, entries - sum(decoded[p.name].nnz for p in layout[:number]))
+        p = layout[number]
+        return TensorSpec(p.shape, min_count=min(max(0, left - later), p.size), max_count=min(left, p.size))
+
+    return spec

@@ -44,10 +44,14 @@ KEYS = {
     "mtl": {"mtl.lambda": 0.01},
     "feddst": {"rounds": 4},
     "pa3dfl": {"pa3dfl.rate": 0.1},
+    "fedselect": {"fedselect.every": 1},
+    "fedrts": {"fedrts.adjust-every": 1, "fedrts.until": 3},
     "pfedgate": {"pfedgate.keep": 0.0, "pfedgate.start": "half", "pfedgate.rate": 0.1},
 }
 MIXED = {"capacity.profile": "0.07,0.25,1"}
 VARIANTS = {  # method: variant: its keys
+    "fedselect": {"code": {"fedselect.since": "selection", "fedselect.first-value": "mean", "fedselect.beyond": True}},
+    "fiarse": {"mixed": {**MIXED, "fiarse.ranking": "layer", "fiarse.mean": "changed"}},
     "fedpse": {
         "per-layer": {"fedpse.per-layer": True},
         "naive": {"fedpse.ewa": False, "fedpse.dps": False, "values": "fp16"},

@@ -50,7 +50,7 @@ def model(strategy):
 def test_the_methods_that_need_one_mean_are_these():
     with_a_mean = "fedavg fedavg-ft per-fedavg fedavgm fedadam fedyogi fedadagrad fedprox moon ditto apfl fedala fedrod"
     with_a_part = "fedper fedrep fedbabu lg-fedavg fedbn fedsa-lora pfedme fedem"
-    assert set(SUMMED) == {*with_a_mean.split(), *with_a_part.split(), "local", "local-width"}
+    assert set(SUMMED) == {*with_a_mean.split(), *with_a_part.split(), "local", "local-width", "spafl"}
 
 
 @pytest.mark.parametrize(
