@@ -18,7 +18,6 @@ from sepal.report.printing import say
 
 if TYPE_CHECKING:
     from sepal.study.comparison import Comparison
-    from sepal.study.plans.execute import Place
     from sepal.study.plans.model import PlanFile, PlannedRun
 
 On = Annotated[str, typer.Option("--on", metavar="PLACE", help="Where runs are executed: local, or slurm.")]
@@ -55,6 +54,7 @@ def compare(
         from sepal.report.markdown import write_markdown
         from sepal.report.progress import PlanDisplay
         from sepal.report.tables import print_comparison
+        from sepal.study.clusters.place import place_of
         from sepal.study.comparison import read_comparison
         from sepal.study.plans.plan import read_plan
         from sepal.study.plans.trials import failure, run_plan
@@ -65,7 +65,7 @@ def compare(
     if status:
         _print_status(plan_file, directory)
         return
-    place, jobs = _place(on, jobs, plan_file, plan.name)
+    place, jobs = place_of(on, jobs, plan_file, plan.name)
     displays = partial(PlanDisplay, console(stderr=True))
     try:
         done = run_plan(
@@ -87,20 +87,6 @@ def compare(
         say(line)
     if bad := done.lost:
         raise failure(str(plan), len(done.runs), bad)
-
-
-def _place(on: str, jobs: int, plan: PlanFile, file: str) -> tuple[Place | None, int]:
-    """Return what makes the workers at the place ``on``, None for this machine, and the runs at a time."""
-    if on == "local":
-        return None, jobs
-    if on != "slurm":
-        raise ConfigError("--on", "local or slurm", on)
-    from sepal.study.clusters.slurm import AT_A_TIME, SlurmJobs
-
-    asked = plan.asked(file)
-    return (lambda out, workers, display: SlurmJobs(out, asked, plan.one_processor, workers, display)), (
-        jobs or AT_A_TIME
-    )
 
 
 def _tell_interrupted(directory: Path, runs: Sequence[PlannedRun]) -> None:
@@ -162,6 +148,7 @@ def tune(
         from sepal.report.progress import PlanDisplay
         from sepal.report.tables import print_text_table
         from sepal.report.text_tables import NONE, TextTable
+        from sepal.study.clusters.place import place_of
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
         from sepal.study.plans.trials import failure
@@ -173,7 +160,7 @@ def tune(
     search.check_validation(runs)
     directory = (out or Path("runs") / plan.stem).absolute()
     budget = search.plan.hours if hours is None else hours
-    place, jobs = _place(on, jobs, search.plan, plan.name)
+    place, jobs = place_of(on, jobs, search.plan, plan.name)
     display = PlanDisplay(console(stderr=True))
     try:
         failed = execute(runs, directory, display, jobs=jobs, workers=workers, hours=budget, place=place)

@@ -201,5 +201,5 @@ def _figures(run: Path) -> tuple[object, ...]:
         line.pop("seconds")
         for client in line["clients"]:
             client["metrics"].pop("seconds")
-    kept = {key: value for key, value in summary.items() if key not in ("seconds", "time", "versions", "ended")}
+    kept = {key: value for key, value in summary.items() if key not in ("run", "seconds", "versions", "written")}
     return lines, ledger, kept

@@ -96,7 +96,7 @@ class DiskRunStore:
 
     def latest(self) -> RunState | None:
         """Return the newest readable checkpoint; damaged ones are renamed and skipped."""
-        newest = None
+        newest, readable = None, dict[int, Mapping[str, str]]()
         for path in reversed(self._files()):
             try:
                 progress = self._load(path)
@@ -104,9 +104,11 @@ class DiskRunStore:
                 log.warning("%s; using the checkpoint before it", reason)
                 set_aside(path)
                 continue
-            self._durable[progress.round] = progress.versions
             self._run = self._run or progress.run
             newest = newest or progress
+            if len(readable) < _kept(newest):  # one more, if a kill came before it was deleted, is not announced
+                readable[progress.round] = progress.versions
+        self._durable |= readable
         if best := self.best():
             self._best_versions = best.versions
         damaged = sorted(path.name for path in self._directory.glob("round-*.damaged"))
@@ -268,9 +270,7 @@ class DiskRunStore:
         self._write(self._directory / f"round-{progress.round:06d}.safetensors", progress)
         self._durable[progress.round] = progress.versions
         files = self._files()
-        newest_files = files[
-            -3 if progress.closed else -2 :
-        ]  # also that of the last training round, to extend the run from
+        newest_files = files[-_kept(progress) :]
         for path in files[: -len(newest_files)]:
             path.unlink()
         oldest = _round_of(newest_files[0])
@@ -430,6 +430,11 @@ def evict(directory: Path, client: str) -> str:
     make_directory(directory / EVICTED)
     write_atomically(directory / EVICTED / client, b"")
     return "" if client in names else suggest("no record of the run has that name", client, names)
+
+
+def _kept(newest: RunState) -> int:
+    """Return how many checkpoints are kept; of a closed run also that of the last training round, to extend it from."""
+    return 3 if newest.closed else 2
 
 
 def _round_of(checkpoint: Path) -> int:

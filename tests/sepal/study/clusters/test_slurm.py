@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sepal.cli.main import app
 from sepal.errors import ConfigError, StateError
 from sepal.study.clusters import slurm
 from sepal.study.clusters.records import JobEnd, log_file, read_submission, submission_file, write_end, write_submission
@@ -345,3 +348,56 @@ def test_an_answer_that_is_no_number_is_refused(pretended):
     (pretended.directory / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 7\n")
     with pytest.raises(SlurmError, match="sbatch: expected the number of a job, got Submitted batch job 7"):
         Slurm().submit([], [])
+
+
+# the whole command
+
+PLAN = """
+methods = ["local"]
+[settings]
+dataset = "digits"
+clients = 2
+rounds = 1
+"partition.subsample" = 60
+[resources]
+cores = 1
+"""
+AT_ONCE = """for last; do :; done
+SLURM_JOB_ID=1 "$SEPAL_AT_ONCE" -P -m sepal.study.clusters.job "$last"
+"""
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.toml").write_text(PLAN)
+    return [str(tmp_path / "p.toml"), "--out", str(tmp_path / "out"), "--no-report", "--on", "slurm"]
+
+
+@pytest.mark.e2e
+def test_a_comparison_on_slurm_ends_with_its_table(pretended, plan, tmp_path, monkeypatch):
+    """Here ``sbatch`` executes the job before it answers."""
+    sbatch = pretended.directory / "sbatch"
+    sbatch.write_text(sbatch.read_text().replace("echo $number\n", f"{AT_ONCE}echo $number\n"))
+    monkeypatch.setenv("SEPAL_AT_ONCE", sys.executable)
+    result = CliRunner().invoke(app, ["compare", *plan])
+    assert result.exit_code == 0, result.output
+    assert "its last job took" in result.stderr
+    assert (tmp_path / "out" / "comparison.csv").exists()
+    assert pretended.submitted == 1
+    assert CliRunner().invoke(app, ["compare", *plan]).exit_code == 0
+    assert pretended.submitted == 1, "what has ended is not submitted again"
+
+
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_an_interrupted_command_says_how_its_jobs_are_ended(pretended, plan, monkeypatch, command):
+    def interrupted(workers, going):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SlurmJobs, "ended", interrupted)
+    if command == "tune":
+        plan.remove("--no-report")
+        Path(plan[0]).write_text(f"{PLAN}[grid]\nlr = [0.1]\n")
+    result = CliRunner().invoke(app, [command, *plan])
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1].endswith("takes them up again; `scancel 1` ends them")
