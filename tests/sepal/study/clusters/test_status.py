@@ -83,6 +83,18 @@ def test_a_damaged_record_is_one_line_and_the_others_are_told(study):
     assert found["runs"].state == "running"
 
 
+def test_records_of_jobs_cannot_lead_out_of_the_study(study, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.json"
+    secret.write_text((study / "jobs" / "runs" / "submission.json").read_text())
+    (study / "jobs" / "runs" / "submission.json").unlink()
+    (study / "jobs" / "runs" / "submission.json").symlink_to(secret)
+    found = of(study, "runs")["runs"]
+    assert (found.state, found.where) == ("failed", "")
+    assert "leads out of it" in found.words
+    os.mkfifo(study / "jobs" / "failed" / "end.json")
+    assert of(study, "failed")["failed"].state == "failed", "a pipe is not waited for"
+
+
 def test_the_command_starts_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no Slurm here
     plan = tmp_path / "p.toml"
