@@ -290,8 +290,12 @@ class SlurmJobs:
         if stored_summary(self._out / name) is not None:
             self._measure(going)
             return True
-        if not submission.job:  # Slurm has refused it
+        if not submission.job:  # Slurm has refused it, or has taken it and did not answer in time
             if self._silent:
+                return False
+            if accepted := self._of(submission):
+                going.tries, going.submission = 0, replace(submission, job=accepted.job)
+                self._see(going, accepted)
                 return False
             if going.tries >= TRIES and refused:  # and not because so many are queued already
                 going.trouble = f"Slurm does not take its job: {submission.reason}"
@@ -334,7 +338,10 @@ class SlurmJobs:
             self._display.begin(going.run)
             going.shown = True
         if seen != submission:
-            if listed.state == "PENDING" and submission.state == "RUNNING":
+            if listed.state == "PENDING" and "held" in listed.reason.lower() and listed.reason != submission.reason:
+                way = f"`scontrol release {listed.job}` lets it go on"
+                self._display.say(f"{going.run.name}: job {listed.job} is held ({listed.reason}): {way}")
+            elif listed.state == "PENDING" and submission.state == "RUNNING":
                 self._display.say(f"{going.run.name} waits again, as job {listed.job}: {listed.reason}")
             going.submission = replace(seen, seen=time.time())
             write_submission(self._out, going.submission)

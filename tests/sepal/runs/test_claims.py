@@ -99,6 +99,7 @@ def test_a_link_whose_answer_was_lost_is_ones_own(tmp_path, monkeypatch):
     link = os.link
 
     def link_twice(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
         link(source, target)
         link(source, target)
 

@@ -285,6 +285,19 @@ def test_a_submission_that_is_refused_is_tried_again_and_named(jobs, pretended):
     assert workers.trouble(going) == "Slurm does not take its job: sbatch: error: invalid partition specified: x"
 
 
+def test_a_submission_that_was_taken_without_an_answer_is_not_repeated(jobs, pretended):
+    """``sbatch`` gives up after some seconds, while a busy controller goes on with what it was asked."""
+    (pretended.directory / "refused").write_text(
+        "Batch job submission failed: Socket timed out on send/recv operation\n"
+    )
+    workers = jobs()
+    going = workers.start(RUN, 1)
+    (pretended.directory / "queue").write_text(f"9|PENDING||{going.submission.name}|Priority\n")
+    (pretended.directory / "refused").unlink()
+    assert workers.ended([going]) == []
+    assert (going.submission.job, pretended.submitted) == ("9", 0)
+
+
 def test_a_submission_that_is_refused_waits_while_other_jobs_go_on(jobs, pretended):
     """As where a site limits the jobs of a user."""
     workers = jobs()
@@ -296,6 +309,16 @@ def test_a_submission_that_is_refused_waits_while_other_jobs_go_on(jobs, pretend
     (pretended.directory / "refused").unlink()
     assert workers.ended([first, second]) == []
     assert second.submission.job == "2"
+
+
+def test_a_job_that_is_held_is_told_once_with_the_way_out(jobs, pretended):
+    """Slurm holds a job that it could not start several times; it would wait for ever."""
+    display = Told()
+    workers = jobs(display=display)
+    going = workers.start(RUN, 1)
+    pretended.set("1", "PENDING", "launch failed requeued held")
+    assert workers.ended([going]) == workers.ended([going]) == []
+    assert display.lines == ["a-seed0: job 1 is held (launch failed requeued held): `scontrol release 1` lets it go on"]
 
 
 # the command is killed, and started again
@@ -327,6 +350,14 @@ def test_another_job_of_the_same_number_is_none_of_ours(jobs, pretended, tmp_pat
     (pretended.directory / "queue").write_text("1|RUNNING|n1|something else|None\n")
     assert jobs().start(RUN, 1).submission.job == "2"
     assert submission.job == "1"
+
+
+def test_a_job_whose_number_another_one_has_got_meanwhile_is_lost(jobs, pretended):
+    workers = jobs()
+    going = workers.start(RUN, 1)
+    (pretended.directory / "queue").write_text("1|RUNNING|n1|something else|None\n")
+    assert workers.ended([going]) == []
+    assert (going.submission.job, pretended.submitted) == ("2", 2)
 
 
 def test_a_job_with_other_keys_is_refused(jobs):
