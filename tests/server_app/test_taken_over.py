@@ -11,7 +11,7 @@ from filelock import FileLock
 from sepal.errors import ConfigError, StateError, SupersededError
 from sepal.runs.claims import CLAIMS, newest_number, read_claims, take_claim
 from sepal.runs.run_directory import RunDirectory
-from sepal.runs.stored_run import stored_summary
+from sepal.runs.stored_run import read_run, stored_summary
 from sepal.study.run import execute, prepare
 
 KEYS = {"dataset": "digits", "clients": 2, "rounds": 4, "partition.subsample": 60, "method": "local", "name": "r"}
@@ -111,3 +111,13 @@ def test_a_refused_start_leaves_no_directory_unless_another_job_has_it(tmp_path,
         take_claim(run.path, "slurm 2")
     directory.__exit__(ConfigError, ConfigError("key", "a value", "none"), None)
     assert run.path.exists() == taken
+
+
+def test_a_line_that_an_older_process_has_added_all_the_same_is_refused_by_name(tmp_path):
+    """No check closes the gap before the system call that appends; a round that is there twice is not counted twice."""
+    execute(prepared(tmp_path), 1)
+    file = tmp_path / "r" / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[:2], lines[1], *lines[2:]]))
+    with pytest.raises(StateError, match=r"metrics.jsonl, line 3: expected a round after 2, got 2"):
+        read_run(tmp_path / "r")

@@ -286,31 +286,43 @@ class SlurmJobs:
         return over
 
     def _is_over(self, going: SlurmJob, refused: bool) -> bool:
-        name, submission = going.run.name, going.submission
-        if stored_summary(self._out / name) is not None:
+        """Return whether a run has ended or failed; submit it again if it has to be.
+
+        Args:
+            going: The run.
+            refused: Whether Slurm has refused all submissions that go on, and not because so many are queued already.
+        """
+        if stored_summary(self._out / going.run.name) is not None:
             self._measure(going)
             return True
-        if not submission.job:  # Slurm has refused it, or has taken it and did not answer in time
-            if self._silent:
-                return False
-            if accepted := self._of(submission):
-                going.tries, going.submission = 0, replace(submission, job=accepted.job)
-                self._see(going, accepted)
-                return False
-            if going.tries >= TRIES and refused:  # and not because so many are queued already
-                going.trouble = f"Slurm does not take its job: {submission.reason}"
-                return True
-            self._submit(going)
-            return False
         if self._silent:
             return False
-        listed = self._listed.get(submission.job)
-        if listed and listed.name != submission.name:  # numbers begin again where a controller has lost its state
+        if not going.submission.job:
+            return self._is_refused(going, refused)
+        listed = self._listed.get(going.submission.job)
+        if listed and listed.name != going.submission.name:  # numbers begin again where a controller lost its state
             listed = None
         if listed and listed.state not in OVER:
             going.gone = 0.0
             self._see(going, listed)
             return False
+        return self._has_failed(going, listed)
+
+    def _is_refused(self, going: SlurmJob, refused: bool) -> bool:
+        """Submit a run again whose submission had no answer, unless Slurm has taken it all the same."""
+        if accepted := self._of(going.submission):
+            going.tries, going.submission = 0, replace(going.submission, job=accepted.job)
+            self._see(going, accepted)
+            return False
+        if going.tries >= TRIES and refused:
+            going.trouble = f"Slurm does not take its job: {going.submission.reason}"
+            return True
+        self._submit(going)
+        return False
+
+    def _has_failed(self, going: SlurmJob, listed: QueuedJob | None) -> bool:
+        """Return whether a run whose job is over has failed; submit it again if the job was cut short."""
+        name, submission = going.run.name, going.submission
         going.gone = going.gone or time.monotonic()
         end = read_end(self._out, name)
         own = end if end and end.job == submission.job and end.code else None

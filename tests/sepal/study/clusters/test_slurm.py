@@ -287,9 +287,7 @@ def test_a_submission_that_is_refused_is_tried_again_and_named(jobs, pretended):
 
 def test_a_submission_that_was_taken_without_an_answer_is_not_repeated(jobs, pretended):
     """``sbatch`` gives up after some seconds, while a busy controller goes on with what it was asked."""
-    (pretended.directory / "refused").write_text(
-        "Batch job submission failed: Socket timed out on send/recv operation\n"
-    )
+    (pretended.directory / "refused").write_text("sbatch: error: Socket timed out on send/recv operation\n")
     workers = jobs()
     going = workers.start(RUN, 1)
     (pretended.directory / "queue").write_text(f"9|PENDING||{going.submission.name}|Priority\n")
