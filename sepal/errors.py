@@ -161,6 +161,10 @@ class DamagedError(StateError):
     """A file that Sepal wrote is incomplete or was changed."""
 
 
+class SupersededError(SepalError):
+    """Another process has taken the run over, and this one must write no more of it."""
+
+
 class RosterError(SepalError):
     """The registered clients are not those that the run needs, for example too few or two with the same name."""
 

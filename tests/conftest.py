@@ -63,11 +63,11 @@ def runs_in_this_process(monkeypatch):
                 run_flat({**run.keys, "out": str(out)}, Path.cwd(), workers=1)
             except SepalError as error:
                 print(f"sepal: {error}", file=log)
-                return ended(BAD_INPUT)
-        return ended(0)
+                return ended(run.name, BAD_INPUT)
+        return ended(run.name, 0)
 
-    def ended(code):
+    def ended(name, code):
         process = SimpleNamespace(is_alive=lambda: False, join=lambda: None, exitcode=code)
-        return SimpleNamespace(process=process)
+        return SimpleNamespace(name=name, process=process)
 
     monkeypatch.setattr(execute, "_start", start)

@@ -23,6 +23,7 @@ from sepal.cli.trackers import log_runs, trackers_of
 from sepal.errors import ConfigError, SepalError, one_line
 from sepal.report.progress import PlanDisplay
 from sepal.storage.files import write_atomically
+from sepal.study.clusters.place import place_of
 from sepal.study.comparison import write_index
 from sepal.study.plans.trials import Executor, chosen, failures, in_stages
 
@@ -56,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, help="directory of the runs; by default runs/PLAN or runs/PLAN-SCALE")
     command.add_argument("--only", default="", help="one block of the plan")
     command.add_argument("--jobs", type=_count, default=1, help="runs at a time; 0: one for each core")
+    command.add_argument("--on", default="local", metavar="PLACE", help="where runs are executed: local, or slurm")
     command.add_argument("--workers", type=_count, default=0, help="worker processes of each run; 0: by the cores")
     command.add_argument("--hours", type=float, help="start no run after so many hours; by default the plan's")
     command.add_argument("--mlflow", default="", metavar="URI", help="log the runs to MLflow: a server or directory")
@@ -85,12 +87,10 @@ def reproduce(args: argparse.Namespace) -> None:
     failed: list[str] = []
     if not args.report:
         limit = plan.hours if args.hours is None else args.hours
-        failed = in_stages(
-            plan,
-            args.only,
-            folder,
-            Executor(folder, partial(PlanDisplay, Console(stderr=True)), args.jobs, args.workers, limit),
-        )
+        place, jobs = place_of(args.on, args.jobs, plan, file.name)
+        display = partial(PlanDisplay, Console(stderr=True))
+        executor = Executor(folder, display, jobs, args.workers, limit, place)
+        failed = in_stages(plan, args.only, folder, executor)
         write_index(plan, list(plan.runs()), folder)
     written = write_report(plan, list(plan.runs(chosen=chosen(plan, folder, failures(folder)))), folder)
     if args.table:

@@ -90,6 +90,7 @@ def compare(
     out: str | Path = "",
     tune: bool = False,
     jobs: int = 0,
+    on: str = "local",
     progress: bool = True,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     **keys: Any,
@@ -104,7 +105,9 @@ def compare(
         out: Directory of the runs; by default ``runs/compare``.
         tune: Whether each method's rate is first searched on validation data. What was chosen is shown, and is in the
             column ``lr`` of the frame.
-        jobs: Runs at a time; 0: one per core.
+        jobs: Runs at a time; 0: one per core, or 100 jobs of a cluster.
+        on: ``slurm`` for runs as jobs of Slurm, which go on if this is interrupted, and are taken up again by the same
+            call; functions for data or model are then those of a module.
         progress: Whether to show bars. Without it, the lines of the start are logged, as by :func:`run`.
         settings: Method or variant → keys for it alone, such as ``{"fedpse": {"keep": [0.01, 0.1]}}``; a list makes a
             variant of each value.
@@ -116,6 +119,7 @@ def compare(
     from sepal.report.console import console
     from sepal.report.printing import say
     from sepal.report.progress import PlanDisplay
+    from sepal.study.clusters.place import place_of
     from sepal.study.plans.model import PlanFile
     from sepal.study.plans.plan import make_plan
     from sepal.study.plans.trials import failure, run_plan
@@ -135,7 +139,8 @@ def compare(
             _log(notes)
         return PlanDisplay(console(stderr=True, quiet=not progress), notes)
 
-    completed_runs = run_plan(plan, folder, displays, jobs=jobs)
+    place, jobs = place_of(on, jobs, plan)
+    completed_runs = run_plan(plan, folder, displays, jobs=jobs, place=place)
     if bad := completed_runs.lost:
         raise failure("compare", len(completed_runs.runs), bad)
     compared = Compared(folder)

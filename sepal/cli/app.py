@@ -18,11 +18,11 @@ from typer.models import ArgumentInfo
 from sepal import __version__
 from sepal.cli.completing import files_by_shell
 from sepal.cli.notices import tell
-from sepal.errors import SepalError
+from sepal.errors import SepalError, SupersededError
 from sepal.report.printing import say
 from sepal.user_modules import described, in_own_code, left_by_own_code
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, SUPERSEDED = 2, 130, 75
 # Flower requires Typer < 0.21, which prints "\\[required]" if Rich is installed, even without markup.
 typer.core.HAS_RICH = False
 
@@ -96,7 +96,7 @@ class OneLineErrors(TyperGroup):
         except (SepalError, click.ClickException) as error:
             words = error.format_message() if isinstance(error, click.ClickException) else str(error)
             tell(f"sepal: {' '.join(words.split())}", fault=True)
-            raise typer.Exit(BAD_INPUT) from None
+            raise typer.Exit(SUPERSEDED if isinstance(error, SupersededError) else BAD_INPUT) from None
         except KeyboardInterrupt:
             tell("sepal: interrupted")
             raise typer.Exit(INTERRUPTED) from None

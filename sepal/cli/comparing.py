@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +18,10 @@ from sepal.report.printing import say
 
 if TYPE_CHECKING:
     from sepal.study.comparison import Comparison
+    from sepal.study.plans.model import PlanFile, PlannedRun
+
+On = Annotated[str, typer.Option("--on", metavar="PLACE", help="Where runs are executed: local, or slurm.")]
+Jobs = Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core, or 100 jobs of a cluster.")]
 
 
 @app.command()
@@ -24,13 +30,15 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN, or runs/PLAN-tuned.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core.")] = 0,
+    jobs: Jobs = 0,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
     hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
     tune: Annotated[
         bool, typer.Option("--tune", help="First search each method's rate on validation data (tune = true).")
     ] = False,
+    on: On = "local",
+    status: Annotated[bool, typer.Option("--status", help="Say how far the runs are, and start none.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Print every view, the costs and all differences.")] = False,
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the runs to MLflow: a server or directory.")] = "",
     tracker: Trackers = None,
@@ -46,19 +54,25 @@ def compare(
         from sepal.report.markdown import write_markdown
         from sepal.report.progress import PlanDisplay
         from sepal.report.tables import print_comparison
+        from sepal.study.clusters.place import place_of
         from sepal.study.comparison import read_comparison
-        from sepal.study.plans.model import PlanFile
         from sepal.study.plans.plan import read_plan
         from sepal.study.plans.trials import failure, run_plan
 
     trackers = trackers_of(tracker or (), mlflow)
     plan_file: PlanFile = read_plan(plan, tune)
     directory = (out or Path("runs") / f"{plan.stem}{'-tuned' * plan_file.tune}").absolute()
+    if status:
+        _print_status(plan_file, directory)
+        return
+    place, jobs = place_of(on, jobs, plan_file, plan.name)
     displays = partial(PlanDisplay, console(stderr=True))
     try:
-        done = run_plan(plan_file, directory, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
+        done = run_plan(
+            plan_file, directory, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name, place=place
+        )
     except KeyboardInterrupt:
-        tell("sepal: interrupted; the same command runs what is missing")
+        _tell_interrupted(directory, list(plan_file.runs()) if place else [])
         raise typer.Exit(INTERRUPTED) from None
     written = []
     if len(done.failed) < len(done.runs):
@@ -73,6 +87,34 @@ def compare(
         say(line)
     if bad := done.lost:
         raise failure(str(plan), len(done.runs), bad)
+
+
+def _tell_interrupted(directory: Path, runs: Sequence[PlannedRun]) -> None:
+    """Say how an interrupted study goes on; ``runs`` are those that may be jobs of a cluster."""
+    from sepal.study.clusters.slurm import cancelling
+
+    if command := cancelling(directory, [run.name for run in runs]):
+        words = f"their jobs go on, and the same command takes them up again; `{command}` ends them"
+        tell(f"sepal: interrupted; {words}")
+    else:
+        tell("sepal: interrupted; the same command runs what is missing")
+
+
+def _print_status(plan: PlanFile, directory: Path) -> None:
+    from sepal.report.console import console
+    from sepal.report.tables import print_text_table
+    from sepal.report.text_tables import TextTable
+    from sepal.study.clusters.status import counts, statuses
+    from sepal.study.plans.trials import chosen, failures
+
+    causes = failures(directory)
+    shown = list(statuses(directory, list(plan.runs(chosen=chosen(plan, directory, causes))), causes))
+    rows = []
+    for run in shown:
+        since = f"{datetime.fromtimestamp(run.since):%Y-%m-%d %H:%M:%S}" if run.since else ""
+        rows.append([run.name, run.state, run.rounds, run.where, str(run.starts or ""), since, run.words])
+    heads = ("run", "state", "rounds", "where", "starts", "noted", "why")
+    print_text_table(console(), TextTable(heads, rows), counts(shown), left=True)
 
 
 def _write_pages(comparison: Comparison, directory: Path) -> list[Path]:
@@ -95,9 +137,10 @@ def _write_pages(comparison: Comparison, directory: Path) -> list[Path]:
 def tune(
     plan: Annotated[Path, typer.Argument(help="TOML plan with methods, [settings] and [grid].")],
     out: Annotated[Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN.")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core.")] = 0,
+    jobs: Jobs = 0,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
     hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
+    on: On = "local",
 ) -> None:
     """Try a small grid of settings for each method, with the same number of trials; choose by validation data alone."""
     with starting():
@@ -105,6 +148,7 @@ def tune(
         from sepal.report.progress import PlanDisplay
         from sepal.report.tables import print_text_table
         from sepal.report.text_tables import NONE, TextTable
+        from sepal.study.clusters.place import place_of
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
         from sepal.study.plans.trials import failure
@@ -116,7 +160,13 @@ def tune(
     search.check_validation(runs)
     directory = (out or Path("runs") / plan.stem).absolute()
     budget = search.plan.hours if hours is None else hours
-    failed = execute(runs, directory, PlanDisplay(console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
+    place, jobs = place_of(on, jobs, search.plan, plan.name)
+    display = PlanDisplay(console(stderr=True))
+    try:
+        failed = execute(runs, directory, display, jobs=jobs, workers=workers, hours=budget, place=place)
+    except KeyboardInterrupt:
+        _tell_interrupted(directory, runs if place else [])
+        raise typer.Exit(INTERRUPTED) from None
     trials = search.judged(directory, runs)
     measure = search.measure(directory, runs)
     best, rows = choose(trials, measure), []

@@ -103,7 +103,8 @@ def _row(variant: Variant) -> dict[str, Any]:
         row[f"{name}_std"] = estimate.spread if estimate else None
     row |= {f"megabytes_{way}": variant.megabytes(way) for way in DIRECTIONS}
     row |= {"giga_multiply_adds_a_client": variant.multiply_adds, "target": variant.target}
-    return {**row, "seeds_at_target": variant.rounds_to.count if variant.rounds_to else 0}
+    row["seeds_at_target"] = variant.rounds_to.count if variant.rounds_to else 0
+    return {**row, "processors": ", ".join(dict.fromkeys(kind for r in variant.results for kind in r.processors))}
 
 
 def write_tensorboard(run: StoredRun, directory: Path) -> Path:

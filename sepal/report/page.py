@@ -249,7 +249,8 @@ def _details(comparison: Comparison) -> dict[str, Any]:
         versions = summary.get("versions", {})
         spent = [(r.stored.summary or {}).get("seconds", {}).get("total", 0.0) for r in variant.results]
         figures = [str(len(variant.results)), f"{variant.rounds:g}", f"{sum(spent):.0f}"]
-        rows.append([name, *figures, versions.get("sepal", NONE), versions.get("cpu", NONE)])
+        kinds = dict.fromkeys(kind for result in variant.results for kind in result.processors)
+        rows.append([name, *figures, versions.get("sepal", NONE), ", ".join(kinds) or NONE])
         if ":" in variant.method and variant.first.stored.title:  # of somebody's own, which no list of methods has
             titles.append(f"{name}: {variant.first.stored.title}")
         if summary.get("privacy"):

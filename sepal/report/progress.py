@@ -172,13 +172,13 @@ class PlanDisplay:
         self._total, self._out = missing, out
         self._bars.update(self._all, total=planned, completed=planned - missing)
         for note in self._notes:
-            self._say(note)
-        self._say(f"{planned - missing} of {planned} runs are there already")
+            self.say(note)
+        self.say(f"{planned - missing} of {planned} runs are there already")
 
     def begin(self, run: PlannedRun) -> None:
         """Show a run that has been started."""
         if not self._console.is_terminal:
-            self._say(f"{run.name} begins")
+            self.say(f"{run.name} begins")
         task = self._bars.add_task(run.name, total=None, figures="starting")
         self._going[run.name] = _ShownRun(task, self._out / run.name / "metrics.jsonl")
 
@@ -188,7 +188,7 @@ class PlanDisplay:
         self._bars.advance(self._all)
         self._done += 1
         words = f"failed: {trouble}" if trouble else "ended"
-        self._say(f"{self._done}/{self._total} {name} {words} ({time.monotonic() - self._begun:.0f} s)")
+        self.say(f"{self._done}/{self._total} {name} {words} ({time.monotonic() - self._begun:.0f} s)")
 
     def look(self) -> None:
         """Show the runs' newest rounds."""
@@ -205,9 +205,10 @@ class PlanDisplay:
             words = f"{CLOSING}: {figures}" if is_closing(line) else figures
             self._bars.update(going.task, completed=done, total=rounds, figures=words)
             if not self._console.is_terminal:
-                self._say(f"{name} {which}, {figures}")
+                self.say(f"{name} {which}, {figures}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Show a line."""
         self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 

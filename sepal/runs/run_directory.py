@@ -20,9 +20,10 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from sepal.config import Mark, RunConfig, flatten, marked, method_name
-from sepal.errors import ConfigError, SepalError, StateError
+from sepal.errors import ConfigError, SepalError, StateError, SupersededError
 from sepal.flower.simulation import on_one_machine
 from sepal.runs.about import check_schema, write_about
+from sepal.runs.claims import Claim, newest_number, take_claim, wait_for_predecessor
 from sepal.runs.json_lines import append, keep_until
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.privacy import check_accountant
@@ -53,6 +54,8 @@ class RunDirectory:
         assembly: The run's parts.
         engine: Name of the engine, for the summary.
         from_round: Go back to the checkpoint of this round; None to continue after the last one.
+        job: The cluster's job that runs it, in words; it takes the run over from any other job
+            (:mod:`sepal.runs.claims`).
 
     Raises:
         ConfigError: The existing run has another configuration; the error names the first different key. Or the run
@@ -61,9 +64,12 @@ class RunDirectory:
         ModelError: As above.
         StateError: The directory cannot be written, somebody else owns it or may write to it, or another process has it
             open.
+        SupersededError: A newer job has taken it over; also raised by all methods that write.
     """
 
-    def __init__(self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None) -> None:
+    def __init__(
+        self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None, job: str = ""
+    ) -> None:
         check_accountant(assembly.setup.config)
         assembly.method.make_server(assembly.setup)  # refuses what cannot run, before there is a directory
         if from_round is not None and assembly.setup.config.privacy.noise:
@@ -85,8 +91,10 @@ class RunDirectory:
         except OSError as reason:
             raise StateError(str(path), "a directory that can be made", reason.strerror or str(reason)) from None
         check_owner(path)
-        self._lock = _lock(path)
+        self._lock, self._claim = _lock_for_job(path, job) if job else (_lock(path), Claim(path))
         try:
+            if not job and newest_number(path):  # begun by a job, which may be alive on another machine
+                self._claim = take_claim(path)
             self._check_config()
             if from_round is not None:
                 self.store().rewind(from_round)
@@ -180,7 +188,8 @@ class RunDirectory:
     def store(self) -> DiskRunStore:
         """Return the store of checkpoints, records and uploads."""
         keep_versions = self._assembly.setup.config.keep_versions
-        return DiskRunStore(self.path / "checkpoints", self._assembly.method.server_state, keep_versions)
+        state = self._assembly.method.server_state
+        return DiskRunStore(self.path / "checkpoints", state, keep_versions, self._claim.check)
 
     def close(self) -> None:
         """Release the directory's lock."""
@@ -194,7 +203,8 @@ class RunDirectory:
     ) -> None:
         """Release the lock; a start that was refused leaves no directory."""
         self.close()
-        if self._new and isinstance(value, SepalError) and not begun(self.path):
+        refused = isinstance(value, SepalError) and not isinstance(value, SupersededError)
+        if self._new and refused and newest_number(self.path) == self._claim.number and not begun(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
 
     # sepal.server.observer.Observer
@@ -202,6 +212,7 @@ class RunDirectory:
     def opened(self, progress: RunState, total: int) -> None:
         """Write ``about.json``, and delete the lines of rounds after ``progress``, which will be written again."""
         self._total = total
+        self._claim.check()
         if not progress.round or not (self.path / ABOUT).exists():  # before its first round, a run may be another one
             write_about(self.path, self._assembly, alone=self._engine == IN_PROCESS or on_one_machine())
         for name in ("metrics.jsonl", "ledger.jsonl"):
@@ -209,11 +220,13 @@ class RunDirectory:
 
     def undone(self, progress: RunState, record: RoundRecord) -> None:
         """Delete the lines of the rounds that were undone; the record of their repetition has their messages."""
+        self._claim.check()
         for name in ("metrics.jsonl", "ledger.jsonl"):
             keep_until(self.path / name, progress.round)
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Append the round's lines."""
+        self._claim.check()
         rows = (
             {key: value for key, value in asdict(entry).items() if key != "step" or value} for entry in record.ledger
         )
@@ -225,8 +238,20 @@ class RunDirectory:
         name, engine, rounds = self.path.name, self._engine, self._total
         summary = summarise(self._assembly, progress, report, name=name, engine=engine, rounds=rounds)
         text = json.dumps(plain(summary), indent=2, ensure_ascii=False)
-        write_atomically(self.path / "summary.json", f"{text}\n".encode())
+        write_atomically(self.path / "summary.json", f"{text}\n".encode(), check=self._claim.check)
         self.close()
+
+
+def _lock_for_job(path: Path, job: str) -> tuple[FileLock, Claim]:
+    """Take the run over for a job, and lock the directory as soon as the job before has noticed it."""
+    if (path / ".lock").is_symlink():
+        raise StateError(str(path / ".lock"), "a file", "a link")
+    claim, lock = take_claim(path, job), FileLock(path / ".lock")
+    try:
+        wait_for_predecessor(claim, lock, LOCK_PATIENCE)
+    except OSError as reason:
+        raise StateError(str(path), "a directory that can be written", reason.strerror or str(reason)) from None
+    return lock, claim
 
 
 def _lock(path: Path) -> FileLock:

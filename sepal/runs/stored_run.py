@@ -183,10 +183,15 @@ def read_run(path: Path, allowed: Allowed = NOTHING) -> StoredRun:
         raise StateError(str(path / "config.toml"), f"the keys {', '.join(LISTED)}", f"none named {lacking[0]}")
     summary = stored_summary(path)  # first: a run that ends in between has its last line before its summary
     lines = tuple(read_rows(path / "metrics.jsonl"))
+    last = 0
     for number, line in enumerate(lines, 1):
         needed_here = {"round", "phase", "full", "bytes", "seconds", "clients"}
         if not needed_here <= line.keys() or not ("accuracy" in line or {"headline", "metric"} <= line.keys()):
             raise StateError(f"{path / 'metrics.jsonl'}, line {number}", "a line of metrics", "other keys")
+        if not isinstance(line["round"], int) or line["round"] <= last:
+            where, expected = f"{path / 'metrics.jsonl'}, line {number}", f"a round after {last}"
+            raise StateError(where, expected, line["round"])
+        last = line["round"]
     if summary is not None and (not lines or lines[-1].get("phase") != "closing"):
         got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"
         raise StateError(str(path / "metrics.jsonl"), "the lines of a complete run, as summary.json says", got)

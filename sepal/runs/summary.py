@@ -20,6 +20,7 @@ from sepal.data.own import PRIVATE
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.runs.privacy import privacy
+from sepal.runs.processors import processor
 from sepal.server.report import RunFigures, described, key_of, populations
 from sepal.server.run_state import RunState
 from sepal.storage.serialize import digest_arrays
@@ -161,13 +162,3 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):  # no git, or a checkout of another user
         return ""
     return completed.stdout.strip()
-
-
-def processor() -> str:
-    """Return the processor's name; results are only bit-identical on the same kind of CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()

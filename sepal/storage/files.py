@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from sepal.errors import DamagedError, StateError
+from sepal.errors import DamagedError, SepalError, StateError
 from sepal.storage.regular import check_regular
 
 log = logging.getLogger("sepal")
@@ -78,6 +78,7 @@ def write_tensors(
     sync: bool = True,
     limit: int = LARGEST,
     mode: int = 0o666,
+    check: Callable[[], None] | None = None,
 ) -> None:
     """Write a safetensors file with ``arrays`` and ``text`` atomically, with a digest of its content.
 
@@ -90,6 +91,7 @@ def write_tensors(
         sync: Whether to sync the file, so that it survives a power failure.
         limit: Maximum size of the arrays, bytes.
         mode: Permissions of the file, of which the umask takes away.
+        check: Called when the new file is whole, before it gets its name; it may raise.
 
     Raises:
         StateError: The arrays or the header are too large, or the disk is full or not writable.
@@ -102,7 +104,7 @@ def write_tensors(
     if len(head) > LARGEST_HEADER:
         expected = f"names and structure of at most {LARGEST_HEADER / 1e6:.3g} MB, which the format's header holds"
         raise StateError(str(path), expected, f"{len(head) / 1e6:.3g} MB")
-    with _replacing(path, sync, 8 + len(head) + size, mode) as file:
+    with _replacing(path, sync, 8 + len(head) + size, mode, check) as file:
         sha = hashlib.sha256()
         parts: Iterable[bytes | memoryview] = (_bytes(arrays[name]) for name in names)
         for part in chain((len(head).to_bytes(8, "little"), head), parts):
@@ -251,7 +253,9 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise StateError(str(path), "a safetensors file", f"{type(reason).__name__}: {reason}") from None
 
 
-def write_atomically(path: Path, data: bytes, sync: bool = True, mode: int = 0o666) -> None:
+def write_atomically(
+    path: Path, data: bytes, sync: bool = True, mode: int = 0o666, check: Callable[[], None] | None = None
+) -> None:
     """Write ``data`` atomically: ``path`` has its old or its new content, with ``sync`` even after a power failure.
 
     Args:
@@ -259,16 +263,19 @@ def write_atomically(path: Path, data: bytes, sync: bool = True, mode: int = 0o6
         data: Its new content.
         sync: Whether to sync the file.
         mode: Permissions of the file, of which the umask takes away.
+        check: Called when the new file is whole, before it gets its name; it may raise.
 
     Raises:
         StateError: The disk is full or not writable; no temporary file remains.
     """
-    with _replacing(path, sync, len(data), mode) as file:
+    with _replacing(path, sync, len(data), mode, check) as file:
         file.write(data)
 
 
 @contextmanager
-def _replacing(path: Path, sync: bool, size: int, mode: int = 0o666) -> Iterator[BinaryIO]:
+def _replacing(
+    path: Path, sync: bool, size: int, mode: int = 0o666, check: Callable[[], None] | None = None
+) -> Iterator[BinaryIO]:
     """Yield a temporary file for ``size`` bytes, which replaces ``path`` when the block ends."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -277,6 +284,8 @@ def _replacing(path: Path, sync: bool, size: int, mode: int = 0o666) -> Iterator
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
+        if check:
+            check()
         part.replace(path)
         if sync:
             sync_path(path.parent)
@@ -284,6 +293,9 @@ def _replacing(path: Path, sync: bool, size: int, mode: int = 0o666) -> Iterator
         part.unlink(missing_ok=True)
         expected = f"room and permission to write {size:,} bytes"
         raise StateError(str(path), expected, f"{reason.strerror or reason}{free_bytes(path.parent, reason)}") from None
+    except SepalError:  # of ``check``
+        part.unlink(missing_ok=True)
+        raise
 
 
 def free_bytes(directory: Path, reason: OSError) -> str:

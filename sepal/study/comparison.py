@@ -155,6 +155,7 @@ def write_index(
     rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in plan.trial_blocks]
     index: dict[str, Any] = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
     index |= {"notes": list(notes), "tuning": [asdict(entry) for entry in tuning]}
+    index |= {"one-processor": True} if plan.one_processor else {}
     write_atomically(out / INDEX, f"{json.dumps(index, indent=1)}\n".encode())
 
 
@@ -170,7 +171,8 @@ def read_comparison(places: Sequence[str], allowed: Allowed = NOTHING) -> Compar
         allowed: What may be done beyond reading the runs' files.
 
     Raises:
-        ConfigError: There is no such run, or two runs have different data.
+        ConfigError: There is no such run, or two runs have different data; or the plan demands one kind of processor,
+            and there are several.
         StateError: A run's files are damaged.
     """
     comparisons: list[Comparison] = [_of_place(text, allowed) for text in places]
@@ -182,7 +184,8 @@ def read_comparison(places: Sequence[str], allowed: Allowed = NOTHING) -> Compar
     head = comparisons[0]
     titles = [comparison.title for comparison in comparisons]
     title = ", ".join(titles) if len(titles) < MOST_TITLES else f"{len(titles)} runs"
-    notes = tuple(dict.fromkeys(line for comparison in comparisons for line in comparison.notes))
+    lines = [line for comparison in comparisons for line in comparison.notes]
+    notes = tuple(dict.fromkeys((*lines, *mixed_processors(results))))
     tuning = tuple(dict.fromkeys(entry for comparison in comparisons for entry in comparison.tuning))
     return replace(head, title=title, results=tuple(results), notes=notes, tuning=tuning)
 
@@ -231,7 +234,28 @@ def _indexed(directory: Path, allowed: Allowed) -> Comparison:
     begun = [row for row in _once(rows) if stored_config(_inside(directory, row[0]))]
     if not begun:
         raise ConfigError("run", "a comparison with runs", f"{directory}, none of whose {len(rows)} runs has begun")
-    return Comparison(title, tuple(read_result(*row, allowed) for row in begun), view, target, notes, tuning)
+    results = tuple(read_result(*row, allowed) for row in begun)
+    if index.get("one-processor") is True:
+        _check_one_processor(directory, results)
+    return Comparison(title, results, view, target, notes, tuning)
+
+
+def mixed_processors(results: Sequence[RunResult]) -> list[str]:
+    """Return a line about the kinds of processor on which runs were made, if there are several; else nothing."""
+    counts: dict[str, int] = {}
+    for result in results:
+        for kind in result.processors:
+            counts[kind] = counts.get(kind, 0) + 1
+    if len(counts) < 2:
+        return []
+    kinds = ", ".join(f"{kind} ({count} run{'s' * (count > 1)})" for kind, count in sorted(counts.items()))
+    return [f"Several kinds of processor, so figures of equal runs may differ by rounding: {kinds}."]
+
+
+def _check_one_processor(directory: Path, results: Sequence[RunResult]) -> None:
+    if kinds := mixed_processors(results):
+        way = f"delete those of another kind under {directory} and run them again"
+        raise ConfigError("one-processor", f"runs on one kind of processor; {way}", kinds[0])
 
 
 def _plain(name: Any) -> str:

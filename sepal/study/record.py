@@ -177,7 +177,8 @@ def recorded(
         SepalError: A key is invalid, or data is missing.
     """
     from sepal.engines.in_process.run import run_in_process
-    from sepal.runs.summary import digest_clients, processor, weights_digest
+    from sepal.runs.processors import processor
+    from sepal.runs.summary import digest_clients, weights_digest
     from sepal.strategies.assembly import assemble
 
     begun, cpu, trace = time.monotonic(), time.process_time(), RunTrace()

@@ -17,6 +17,7 @@ from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sepal.runs.claims import read_claims
 from sepal.runs.json_lines import Line, read_rows
 from sepal.runs.stored_run import NOTHING, Allowed, StoredRun, read_run
 from sepal.study import statistics
@@ -113,6 +114,14 @@ class RunResult:
         line = next((line for line in reversed(self.lines) if headline(line).get(view)), None)
         values = {c["name"]: c.get(view, c["further"].get(view)) for c in line["clients"]} if line else {}
         return {name: value for name, value in values.items() if value is not None}
+
+    @cached_property
+    def processors(self) -> tuple[str, ...]:
+        """The kinds of processor on which the run was made, also of jobs that another one continued."""
+        versions = (self.stored.summary or {}).get("versions")
+        last = versions.get("cpu") if isinstance(versions, dict) else None
+        kinds = [claim.processor for claim in read_claims(self.stored.path)]
+        return tuple(dict.fromkeys(filter(None, (*kinds, str(last or "")))))
 
     @cached_property
     def _ledger(self) -> Sequence[Mapping[str, Any]]:

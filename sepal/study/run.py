@@ -97,7 +97,11 @@ def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, .
 
 
 def execute(
-    run: PreparedRun, workers: int = 0, from_round: int | None = None, observers: Sequence[Observer] = ()
+    run: PreparedRun,
+    workers: int = 0,
+    from_round: int | None = None,
+    observers: Sequence[Observer] = (),
+    job: str = "",
 ) -> bool:
     """Run a federation, or continue it; return whether there was something left to do.
 
@@ -106,6 +110,7 @@ def execute(
         workers: Number of worker processes; 0: the engine's default.
         from_round: Go back to the checkpoint of this round; None to continue after the last one.
         observers: Told of every round, after the run's directory.
+        job: The cluster's job that this process is, in words; empty for none.
 
     Raises:
         SepalError: The run cannot be started or completed.
@@ -120,7 +125,7 @@ def execute(
 
     settings = run.settings
     states = expanded("state-dir", settings.state_dir) if settings.state_dir else run.path / "clients"
-    with RunDirectory(run.path, run.assembly, IN_PROCESS, from_round) as directory:
+    with RunDirectory(run.path, run.assembly, IN_PROCESS, from_round, job) as directory:
         if directory.completed:
             return False
         watching: list[Observer] = [directory, *observers]

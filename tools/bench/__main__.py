@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sepal.runs.summary import processor
+from sepal.runs.processors import processor
 from tools.bench import (
     aggregation,
     batch,

@@ -51,6 +51,10 @@ class FlushedStore:
         """Return whether the last checkpoint was long ago."""
         return time.monotonic() - self._last >= PAUSE
 
+    def check_held(self) -> None:
+        """Check that no other process has taken the run over."""
+        self._store.check_held()
+
     def latest(self) -> RunState | None:
         """Return the newest checkpoint."""
         return self._store.latest()
@@ -100,12 +104,14 @@ class FlushedStore:
 
     def checkpoint(self, progress: RunState) -> None:
         """Write the clients' states to disk, then the checkpoint."""
+        self.check_held()
         self._flush()
         self._store.checkpoint(progress)
         self._last = time.monotonic()
 
     def keep_best(self, progress: RunState, whole: bool = True) -> None:
         """Write the clients' states to disk, then the state from which the best full evaluation began."""
+        self.check_held()
         self._flush()
         self._store.keep_best(progress, whole)
 

@@ -57,11 +57,16 @@ class DiskRunStore:
         state: Type of the server algorithm's state.
         keep_versions: For how many rounds before the oldest checkpoint the clients keep the versions of their states,
             so that a copy of the directory that is as old can be continued.
+        check: Raises if another process has taken the run over; called before anything is written or deleted.
     """
 
     replays = lasts = True
 
-    def __init__(self, directory: Path, state: type, keep_versions: int = 0) -> None:
+    def __init__(
+        self, directory: Path, state: type, keep_versions: int = 0, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.check_held = check
+        check()
         self._directory, self._state, self._keep_versions = directory, state, keep_versions
         self._past_round, self._past_versions = 0, dict[str, str]()
         self._run = ""
@@ -91,7 +96,7 @@ class DiskRunStore:
 
     def latest(self) -> RunState | None:
         """Return the newest readable checkpoint; damaged ones are renamed and skipped."""
-        newest = None
+        newest, readable = None, dict[int, Mapping[str, str]]()
         for path in reversed(self._files()):
             try:
                 progress = self._load(path)
@@ -99,9 +104,11 @@ class DiskRunStore:
                 log.warning("%s; using the checkpoint before it", reason)
                 set_aside(path)
                 continue
-            self._durable[progress.round] = progress.versions
             self._run = self._run or progress.run
             newest = newest or progress
+            if len(readable) < _kept(newest):  # one more, if a kill came before it was deleted, is not announced
+                readable[progress.round] = progress.versions
+        self._durable |= readable
         if best := self.best():
             self._best_versions = best.versions
         damaged = sorted(path.name for path in self._directory.glob("round-*.damaged"))
@@ -155,6 +162,7 @@ class DiskRunStore:
 
     def spool(self, round: int, client: str, content: Content) -> None:
         """Store an accepted upload; durable when this returns."""
+        self.check_held()
         directory = self._uploads(round)
         make_directory(directory)
         arrays = {"data": np.frombuffer(content.data, np.uint8)}
@@ -176,6 +184,7 @@ class DiskRunStore:
 
     def keep_part(self, round: int, name: str, data: bytes) -> None:
         """Store a part of a round that is under way; durable when this returns."""
+        self.check_held()
         make_directory(self._part(round, name).parent)
         text = json.dumps({"of": [self._run, round, name]})
         write_tensors(self._part(round, name), {"data": np.frombuffer(data, np.uint8)}, text)
@@ -192,17 +201,20 @@ class DiskRunStore:
 
     def drop_parts(self, round: int, prefix: str) -> None:
         """Delete the parts of a round whose names begin with ``prefix``."""
+        self.check_held()
         for path in self._part(round, "").glob(f"{prefix}*"):
             path.unlink()
 
     def commit(self, record: RoundRecord) -> None:
         """Store the record of a completed round; durable when this returns."""
         _, structure = flatten(record)
+        self.check_held()
         for part in ("uploads", "records"):  # later rounds belong to a history that was abandoned
             for later in self._rounds(part, lambda round: round > record.round):
                 _remove(later)
         text = json.dumps({"run": self._run, "record": structure})
-        write_atomically(self._record(record.round), f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
+        data = f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode()
+        write_atomically(self._record(record.round), data, check=self.check_held)
 
     def _rounds(self, part: str, is_selected: Callable[[int], bool]) -> list[Path]:
         entries = list((self._directory / part).iterdir())
@@ -213,6 +225,7 @@ class DiskRunStore:
 
         Checkpoints go first: a server that is killed in between replays the rounds, and most clients diverge again.
         """
+        self.check_held()
         for path in reversed(self._files()):
             if _round_of(path) >= record.round:
                 path.unlink()
@@ -257,9 +270,7 @@ class DiskRunStore:
         self._write(self._directory / f"round-{progress.round:06d}.safetensors", progress)
         self._durable[progress.round] = progress.versions
         files = self._files()
-        newest_files = files[
-            -3 if progress.closed else -2 :
-        ]  # also that of the last training round, to extend the run from
+        newest_files = files[-_kept(progress) :]
         for path in files[: -len(newest_files)]:
             path.unlink()
         oldest = _round_of(newest_files[0])
@@ -270,7 +281,7 @@ class DiskRunStore:
     def _write(self, path: Path, progress: RunState) -> None:
         arrays, server = flatten(progress.server)
         _, structure = flatten(replace(progress, server=None))
-        write_tensors(path, arrays, json.dumps({**structure, "server": server}))
+        write_tensors(path, arrays, json.dumps({**structure, "server": server}), check=self.check_held)
 
     def rewind(self, round: int) -> None:
         """Delete everything after ``round``, so that the run continues from its checkpoint.
@@ -297,6 +308,7 @@ class DiskRunStore:
         self._forget_after(last)
 
     def _forget_after(self, round: int) -> None:
+        self.check_held()
         self._forget_best_after(round)
         for path in reversed(self._files()):
             if _round_of(path) > round:
@@ -418,6 +430,11 @@ def evict(directory: Path, client: str) -> str:
     make_directory(directory / EVICTED)
     write_atomically(directory / EVICTED / client, b"")
     return "" if client in names else suggest("no record of the run has that name", client, names)
+
+
+def _kept(newest: RunState) -> int:
+    """Return how many checkpoints are kept; of a closed run also that of the last training round, to extend it from."""
+    return 3 if newest.closed else 2
 
 
 def _round_of(checkpoint: Path) -> int:

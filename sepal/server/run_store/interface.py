@@ -24,6 +24,14 @@ class RunStore(Protocol):
         """Return whether the next completed round gets a checkpoint, whatever its number."""
         ...
 
+    def check_held(self) -> None:
+        """Check that no other process has taken the run over, before anything of it is written.
+
+        Raises:
+            SupersededError: One has (:mod:`sepal.runs.claims`).
+        """
+        ...
+
     def latest(self) -> RunState | None:
         """Return the newest readable checkpoint; None for a new run."""
         ...

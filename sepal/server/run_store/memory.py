@@ -37,6 +37,9 @@ class MemoryRunStore:
         """Return False."""
         return False
 
+    def check_held(self) -> None:
+        """Do nothing: no other process can reach a run in memory."""
+
     def latest(self) -> RunState | None:
         """Return the newest checkpoint, or None."""
         return self._latest

@@ -1,4 +1,8 @@
-"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.study.plans.child`)."""
+"""Executes the runs of a plan, one or several at a time.
+
+Each has its own process on this machine (:mod:`sepal.study.plans.child`), or is a job of a cluster
+(:mod:`sepal.study.clusters`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
@@ -26,7 +30,7 @@ from sepal.storage.files import private_directory
 from sepal.strategies import registry
 from sepal.study.plans import child
 from sepal.study.plans.model import PlannedRun
-from sepal.study.runner import run_needed
+from sepal.study.runner import G, Workers, run_needed
 
 POLL = 0.1  # seconds between checks of the processes
 
@@ -50,6 +54,20 @@ class Display(Protocol):
     def look(self) -> None:
         """Show the runs' newest rounds."""
 
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+
+class PlanWorkers(Workers[PlannedRun, G], Protocol[G]):
+    """Execute the runs of a plan."""
+
+    def trouble(self, going: G) -> str:
+        """Return why a run that has ended has failed; empty if it has not."""
+
+
+# From the directory of run directories, the worker processes of each run and the display, workers.
+Place = Callable[[Path, int, Display], PlanWorkers[Any]]
+
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
@@ -57,7 +75,14 @@ def cores() -> int:
 
 
 def execute(
-    runs: Sequence[PlannedRun], out: Path, display: Display, *, jobs: int = 0, workers: int = 0, hours: float
+    runs: Sequence[PlannedRun],
+    out: Path,
+    display: Display,
+    *,
+    jobs: int = 0,
+    workers: int = 0,
+    hours: float,
+    place: Place | None = None,
 ) -> dict[str, str]:
     """Execute the runs that have not ended yet; return the names of those that failed, in order, each with its cause.
 
@@ -67,9 +92,10 @@ def execute(
         runs: The runs, in order.
         out: Directory of run directories; complete runs in it are left alone, others are continued.
         display: Shows the progress.
-        jobs: Runs at a time; 0: one per core, or fewer if fewer are left.
+        jobs: Runs at a time; 0: one per core of this machine, or fewer if fewer are left.
         workers: Worker processes of each run; 0: the cores are divided among the runs at a time.
         hours: No run is started after this many hours.
+        place: Makes the workers elsewhere; None for processes on this machine.
 
     Raises:
         ConfigError: ``out`` has a run of the same name that was started with other keys.
@@ -85,10 +111,11 @@ def execute(
     try:
         with tempfile.TemporaryDirectory() as scratch, display:
             display.start(len(runs), len(missing_runs), out)
-            run_processes = RunProcesses(out, Path(scratch), workers, display)
-            for run, going in run_needed(lambda: missing_runs, run_processes, jobs, hours, name=lambda run: run.name):
-                going.process.join()
-                trouble = _last_line(Path(scratch) / run.name) if going.process.exitcode else ""
+            run_workers: PlanWorkers[Any] = (
+                place(out, workers, display) if place else RunProcesses(out, Path(scratch), workers, display)
+            )
+            for run, going in run_needed(lambda: missing_runs, run_workers, jobs, hours, name=lambda run: run.name):
+                trouble = run_workers.trouble(going)
                 failed |= {run.name: trouble} if trouble else {}
                 display.end(run.name, trouble)
     finally:
@@ -125,6 +152,11 @@ class RunProcesses:
         self._display.look()
         time.sleep(POLL)
         return []
+
+    def trouble(self, going: _RunProcess) -> str:
+        """Return the last line that a run's process has printed, if it has failed."""
+        going.process.join()
+        return _last_line(self._scratch / going.name) if going.process.exitcode else ""
 
     def close(self) -> None:
         """Interrupt what is still going."""
@@ -188,6 +220,7 @@ def _check_data(runs: Sequence[PlannedRun]) -> None:
 class _RunProcess:
     """A run's process, and the end of the pipe whose closing would end it."""
 
+    name: str
     process: BaseProcess
     lifeline: Connection
 
@@ -198,7 +231,7 @@ def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> _RunProce
     log = scratch / run.name
     process = processes.start(child.run, child_end, log, keys, workers, environment={"NO_COLOR": "1"})
     child_end.close()
-    return _RunProcess(process, lifeline)
+    return _RunProcess(run.name, process, lifeline)
 
 
 def _last_line(log: Path) -> str:

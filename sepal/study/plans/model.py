@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from sepal.config import Mark, RunConfig, marked
 from sepal.errors import ConfigError
 from sepal.study.plans.converged import CONVERGED, resolved
+from sepal.study.plans.resources import Resources, read_resources
 from sepal.study.run_keys import Value, flatten_tables
 
 Keys = dict[str, Any]
@@ -56,6 +57,8 @@ class PlanFile(BaseModel):
     view: Literal["received", "trained", "pooled", "kept"] = "trained"  # of the target and of paired differences
     tuned: str = ""
     tune: StrictBool = False  # whether trials in the deployed view come first (:mod:`sepal.study.plans.tuning`)
+    one_processor: StrictBool = Field(default=False, alias="one-processor")  # of all runs that are compared
+    resources: Keys = {}  # (:mod:`sepal.study.plans.resources`)
     keys: Keys = {}
     variants: dict[Name, Keys] = {}
     block: tuple[PlanBlock, ...] = Field(min_length=1)
@@ -76,8 +79,10 @@ class PlanFile(BaseModel):
             file: The file's name, for the message.
 
         Raises:
-            ConfigError: A block waits for trials of a block that is not before it, or no run can reach the target.
+            ConfigError: A block waits for trials of a block that is not before it, or no run can reach the target; or a
+                table of resources is not one.
         """
+        self.asked(file)
         names = [block.name for block in self.block]
         keys = {*self.keys, *(key for block in self.block for key in (*block.keys, *block.grid))}
         if self.target is not None and self.target >= 1 and keys.isdisjoint(marked(RunConfig, Mark.METRIC)):
@@ -85,6 +90,15 @@ class PlanFile(BaseModel):
         for block in self.block:
             if block.trials and block.trials not in names[: names.index(block.name)]:
                 raise ConfigError(f"{file}: {block.name}.trials", "the name of a block before it", block.trials)
+
+    def asked(self, file: str = "") -> dict[str, Resources]:
+        """Return what runs ask of a cluster, by variant (:func:`sepal.study.plans.resources.read_resources`).
+
+        Raises:
+            ConfigError: A key or a name is unknown, or a value has another form.
+        """
+        variants = dict.fromkeys(variant for block in self.block for variant in block.variants)
+        return read_resources(file or self.title, self.resources, variants)
 
     def runs(self, only: str = "", chosen: Chosen | None = None) -> Iterator[PlannedRun]:
         """Yield the runs in the order of the file: by block, seed, cell and variant.

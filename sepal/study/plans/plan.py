@@ -21,6 +21,16 @@ One comparison::
     rounds = "converged"
     limit = 100                  # optional; by default three times the data set's rounds
 
+``[resources]`` says what a run asks of a cluster (:mod:`sepal.study.plans.resources`, ``docs/clusters.md``);
+``one-processor = true`` refuses a comparison of runs on several kinds of processor::
+
+    one-processor = true
+    [resources]
+    cores = 4
+    time = "01:00:00"
+    [resources.fedpse]           # for one method or variant
+    memory = "16G"
+
 ``tune = true``, or `sepal compare --tune`, searches each method's rate first (:mod:`sepal.study.plans.tuning`)::
 
     tune = true
@@ -137,7 +147,8 @@ def _bad_key(file: str, reason: ValidationError, alone: bool, kind: type[PlanFil
     key = key.replace("block.0.", "") if alone else key
     if first["type"] == "extra_forbidden":
         block = get_args(kind.model_fields["block"].annotation)[0]
-        valid_keys = [*kind.model_fields, *block.model_fields, "methods", "seeds", "settings", "grid"]
+        fields = (field.alias or name for name, field in kind.model_fields.items())
+        valid_keys = [*fields, *block.model_fields, "methods", "seeds", "settings", "grid"]
         return ConfigError(key, "a known key", suggest("an unknown one", str(first["loc"][-1]), valid_keys))
     if first["type"] == "missing":
         return ConfigError(key, "a value", "none")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sepal.errors import SepalError
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import TuningResult, write_index
-from sepal.study.plans.execute import Display, execute
+from sepal.study.plans.execute import Display, Place, execute
 from sepal.study.plans.model import Chosen, PlanBlock, PlanFile, PlannedRun, cell_name
 from sepal.study.plans.plan import check_keys
 from sepal.study.plans.rates import data_notes, rate_notes
@@ -153,17 +153,34 @@ class Executor:
         jobs: As for :func:`sepal.study.plans.execute.execute`.
         workers: As there.
         hours: No run is started after this many hours.
+        place: As there.
     """
 
-    def __init__(self, out: Path, displays: Callable[[], Display], jobs: int, workers: int, hours: float) -> None:
-        self._displays = displays
+    def __init__(
+        self,
+        out: Path,
+        displays: Callable[[], Display],
+        jobs: int,
+        workers: int,
+        hours: float,
+        place: Place | None = None,
+    ) -> None:
+        self._displays, self._place = displays, place
         self._out, self._jobs, self._workers = out, jobs, workers
         self._hours, self._begun = hours, time.monotonic()
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
         """Execute the missing ones of ``runs``; return the names of those that failed, each with its cause."""
         hours_left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
-        failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=hours_left)
+        failed = execute(
+            runs,
+            self._out,
+            self._displays(),
+            jobs=self._jobs,
+            workers=self._workers,
+            hours=hours_left,
+            place=self._place,
+        )
         tried = {run.name for run in runs}
         causes = {name: cause for name, cause in failures(self._out).items() if name not in tried} | failed
         lines = "".join(f"{name}: {causes[name]}\n" for name in sorted(causes))
@@ -197,6 +214,7 @@ def run_plan(
     workers: int = 0,
     hours: float | None = None,
     file: str = "",
+    place: Place | None = None,
 ) -> PlanOutcome:
     """Execute the missing runs of a plan under ``out``, and write the list of its runs there.
 
@@ -208,6 +226,7 @@ def run_plan(
         workers: As there.
         hours: No run is started after this many hours; None for the plan's own limit.
         file: The plan file's name, for messages.
+        place: As for :func:`sepal.study.plans.execute.execute`.
 
     Raises:
         ConfigError: A key is unknown or invalid, or ``out`` has a run of the same name with other keys.
@@ -216,7 +235,7 @@ def run_plan(
     check_keys(file or plan.title, runs)
     notes = iter([[*rate_notes(plan, runs), *data_notes(runs)]])
     limit = plan.hours if hours is None else hours
-    execute = Executor(out, lambda: displays(next(notes, ())), jobs, workers, limit)
+    execute = Executor(out, lambda: displays(next(notes, ())), jobs, workers, limit, place)
     failed = in_stages(plan, "", out, execute)
     runs = list(plan.runs(chosen=chosen(plan, out, failures(out))))
     write_index(plan, runs, out, rate_notes(plan, runs), tuning_results(plan, out, failures(out)))

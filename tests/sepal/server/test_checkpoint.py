@@ -96,6 +96,20 @@ def test_durable_is_what_the_older_checkpoint_may_ask_for(store, tmp_path):
     assert again.durable() == progress(4).versions
 
 
+def test_a_kill_before_the_third_checkpoint_is_deleted_changes_no_message(store, tmp_path, monkeypatch):
+    """After rounds 1, 2 and 3 clients are told of the versions of round 2, the older of two, also then."""
+    store.checkpoint(progress(1))
+    store.checkpoint(progress(2))
+    with monkeypatch.context() as killed:
+        killed.setattr(type(tmp_path), "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.checkpoint(progress(3))
+    continued = reopened(tmp_path)
+    assert continued.rounds() == [1, 2, 3]
+    assert continued.latest().round == 3
+    assert continued.durable() == progress(2).versions
+
+
 def test_a_round_comes_back(store, tmp_path):
     content = Content(b"\x00\xff" * 5, {"loss": 0.5, "n": 3, "flag": True, "text": "é"})
     store.spool(5, "a", content)

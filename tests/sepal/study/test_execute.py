@@ -45,6 +45,9 @@ class Silent(nullcontext):
     def look(self):
         pass
 
+    def say(self, text):
+        pass
+
 
 def outlive(lifeline):
     """The main function of a process that would go on for ever."""

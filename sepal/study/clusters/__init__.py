@@ -1,0 +1,1 @@
+"""A plan's runs as jobs of a cluster (``docs/clusters.md``)."""

@@ -1,0 +1,37 @@
+"""Where a plan's runs are executed: on this machine, or as jobs of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sepal.errors import ConfigError
+from sepal.study.plans.execute import Display, Place
+from sepal.study.plans.model import PlanFile
+
+LOCAL, SLURM = "local", "slurm"
+
+
+def place_of(on: str, jobs: int, plan: PlanFile, file: str = "") -> tuple[Place | None, int]:
+    """Return what makes the workers, None for processes on this machine, and the runs at a time.
+
+    Args:
+        on: ``local`` or ``slurm``.
+        jobs: Runs at a time; 0: one for each core of this machine, or many jobs of a cluster.
+        plan: The plan, which says what its runs ask for.
+        file: The plan file's name, for messages.
+
+    Raises:
+        ConfigError: ``on`` is another place, or what runs ask for is wrong.
+    """
+    if on == LOCAL:
+        return None, jobs
+    if on != SLURM:
+        raise ConfigError("--on", f"{LOCAL} or {SLURM}", on)
+    from sepal.study.clusters.slurm import AT_A_TIME, SlurmJobs
+
+    asked = plan.asked(file)
+
+    def workers_in(out: Path, workers: int, display: Display) -> SlurmJobs:
+        return SlurmJobs(out, asked, plan.one_processor, workers, display)
+
+    return workers_in, jobs or AT_A_TIME

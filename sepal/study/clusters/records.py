@@ -1,0 +1,186 @@
+"""The files of ``OUT/jobs``: what was submitted for each run, and how its job ended (``docs/clusters.md``).
+
+They are JSON, and readers take nothing in them for more than text and numbers: whoever looks at a study of somebody
+else's executes and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sepal.errors import StateError, printable
+from sepal.storage.files import check_owner, private_directory, write_atomically
+from sepal.storage.regular import read_text
+
+JOBS = "jobs"
+FORMAT = 1
+_SUBMISSION, _END, _LOG = "submission.json", "end.json", "log.txt"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run that was handed to a cluster.
+
+    Attributes:
+        run: The run's name.
+        keys: Its flat keys, ``out`` among them.
+        directory: The directory in which it starts.
+        workers: Its worker processes; 0: one for each core of its job.
+        one_processor: Whether it is refused on another kind of processor than the first run's.
+        name: The job's name, with a random part, by which it is found if the submission was interrupted.
+        job: The job's number; empty until it is known.
+        submitted: When, in seconds since 1970.
+        idle: Submissions since the run last had a newer checkpoint.
+        checkpoint: Round of the newest checkpoint at the submission.
+        state: What the cluster said of it, such as ``RUNNING``.
+        reason: Why it waits or has ended, as the cluster said.
+        node: Where it runs.
+        seen: When the cluster said so, in seconds since 1970.
+    """
+
+    run: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    directory: str = ""
+    workers: int = 0
+    one_processor: bool = False
+    name: str = ""
+    job: str = ""
+    submitted: float = 0.0
+    idle: int = 0
+    checkpoint: int = 0
+    state: str = ""
+    reason: str = ""
+    node: str = ""
+    seen: float = 0.0
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job has ended by itself.
+
+    Attributes:
+        job: Its number.
+        code: Its exit code.
+        line: Why, if it is not 0.
+        seconds: Of the job, its start included.
+        megabytes: Memory, at most: the largest process times the number of processes.
+        cores: Of the job.
+        host: The machine's name.
+        processor: The kind of processor.
+    """
+
+    job: str = ""
+    code: int = 0
+    line: str = ""
+    seconds: float = 0.0
+    megabytes: float = 0.0
+    cores: int = 0
+    host: str = ""
+    processor: str = ""
+
+
+def job_directory(out: Path) -> Path:
+    """Return ``OUT/jobs`` after making it, for this user alone.
+
+    Raises:
+        StateError: It cannot be made, or somebody else may write to it.
+    """
+    directory = out / JOBS
+    try:
+        private_directory(directory)
+    except OSError as reason:
+        raise StateError(str(directory), "a directory that can be made", reason.strerror or str(reason)) from None
+    check_owner(directory)
+    return directory
+
+
+def log_file(out: Path, run: str) -> Path:
+    """Return the file that takes what a run's jobs print."""
+    return out / JOBS / run / _LOG
+
+
+def submission_file(out: Path, run: str) -> Path:
+    """Return the file that describes a run to its job."""
+    return out / JOBS / run / _SUBMISSION
+
+
+def write_submission(out: Path, submission: Submission) -> None:
+    """Write what was submitted for a run."""
+    file = submission_file(out, submission.run)
+    private_directory(file.parent)
+    content = {"format": FORMAT, **asdict(submission), "keys": dict(submission.keys)}
+    write_atomically(file, f"{json.dumps(content, indent=1)}\n".encode())
+
+
+def read_submission(out: Path, run: str) -> Submission | None:
+    """Return what was submitted for a run; None if nothing was.
+
+    Raises:
+        StateError: The file is damaged, or of another format.
+    """
+    file = submission_file(out, run)
+    try:
+        stored = _read(file, out)
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, TypeError):
+        raise StateError(str(file), "what Sepal has submitted for a run, as JSON", "a damaged file") from None
+    if stored.pop("format", None) != FORMAT:
+        raise StateError(str(file), f"a submission of format {FORMAT}", "one of another release of Sepal")
+    blank = Submission(run)
+    fields = {key: value for key, value in stored.items() if hasattr(blank, key)}
+    for key, value in fields.items():
+        expected: Any = (int, float) if isinstance(getattr(blank, key), float) else type(getattr(blank, key))
+        if not isinstance(value, expected):
+            raise StateError(f"{file}: {key}", f"a {type(getattr(blank, key)).__name__}", value)
+    return Submission(**{**fields, "run": run})
+
+
+def write_end(out: Path, run: str, end: JobEnd) -> None:
+    """Write how a run's job has ended."""
+    write_atomically(out / JOBS / run / _END, f"{json.dumps(asdict(end))}\n".encode())
+
+
+def read_end(out: Path, run: str) -> JobEnd | None:
+    """Return how the run's last job has ended by itself; None if it has not, or the file is damaged."""
+    with suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError, StateError):
+        stored = _read(out / JOBS / run / _END, out)
+        return JobEnd(
+            printable(str(stored["job"])),
+            int(stored["code"]),
+            printable(str(stored["line"])),
+            float(stored["seconds"]),
+            float(stored["megabytes"]),
+            int(stored["cores"]),
+            printable(str(stored["host"])),
+            printable(str(stored["processor"])),
+        )
+    return None
+
+
+def drop_end(out: Path, run: str) -> None:
+    """Delete how an earlier job of the run has ended."""
+    (out / JOBS / run / _END).unlink(missing_ok=True)
+
+
+def last_line(out: Path, run: str) -> str:
+    """Return the last line that the run's jobs have printed; empty if there is none."""
+    with suppress(OSError, StateError, ValueError):
+        lines = [line for line in read_text(log_file(out, run), within=out).splitlines() if line.strip()]
+        return printable(lines[-1]) if lines else ""
+    return ""
+
+
+def _read(file: Path, out: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read_text(file, within=out))
+    except NotADirectoryError:
+        raise FileNotFoundError(str(file)) from None
+    if not isinstance(content, dict):
+        raise TypeError(content)
+    return content
