@@ -27,7 +27,7 @@ from typing import Any
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 
-MOST_TIGHT = 50.0  # of a larger ε, which protects nobody, that of RDP will do: PLD takes the longer the larger it is
+MOST_TIGHT = 20.0  # of a larger ε, which protects nobody, that of RDP will do: PLD takes the longer the larger it is
 Rounds = tuple[tuple[int, int], ...]  # (releases in a round, rounds with so many)
 
 
@@ -115,7 +115,8 @@ def check_budget(config: RunConfig) -> None:
     """
     if config.privacy.budget and exceeds_budget(config, Spent()):
         least = claimed(epsilon_after(config, Spent().next(), tight=True))
-        raise ConfigError("privacy.budget", f"at least {least:.3g}, the ε of one round", config.privacy.budget)
+        up = math.ceil(1000 * least) / 1000
+        raise ConfigError("privacy.budget", f"at least {up:g}, the ε of one round", config.privacy.budget)
 
 
 def before_the_run(config: RunConfig) -> str:
@@ -131,7 +132,7 @@ def before_the_run(config: RunConfig) -> str:
         return f"{head}: with these keys ε = {known} after {rounds} rounds for a client in all of them, at δ = " + (
             f"{privacy.delta:g}; no amplification by sampling, because who is drawn follows from the seed"
         )
-    usual = round(rounds * clients / config.clients)
+    usual = max(1, round(rounds * clients / config.clients))
     about = without_amplification(privacy.noise, usual, privacy.delta)
     return (
         f"{head}: with these keys ε = {epsilons['epsilon']:.3g} after {rounds} rounds, at δ = {privacy.delta:g}, for "
