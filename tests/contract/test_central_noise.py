@@ -108,7 +108,7 @@ def test_other_clients_after_a_kill_make_another_release_which_is_charged(tmp_pa
     with pytest.raises(Killed):
         run(world, DyingStore(tmp_path / "store", ServerState))
     world.gone.add("client-4")
-    strategy, log = run(world, DyingStore(tmp_path / "store", ServerState))
+    strategy, _ = run(world, DyingStore(tmp_path / "store", ServerState))
     assert dict(strategy.report.released.rounds) == {1: 2, 2: 1}
     assert strategy.report.released.clients["client-0"] == 4
 

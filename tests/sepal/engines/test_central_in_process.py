@@ -115,7 +115,7 @@ def test_another_method_is_refused_in_a_line_that_says_why(method):
 
 @pytest.mark.parametrize("method", ["local", "local-width"])
 def test_a_method_that_sends_nothing_is_refused(method):
-    with pytest.raises(ConfigError, match="privacy.mode: expected local: local.* sends nothing"):
+    with pytest.raises(ConfigError, match=r"privacy\.mode: expected local: local.* sends nothing"):
         run(method=method)
 
 
@@ -168,7 +168,7 @@ def test_a_run_in_a_directory_says_what_it_spent_and_goes_neither_back_nor_on_wi
     assert privacy["epsilon_no_amplification"] > 10
     assert "the noise came from the seed" in privacy_line(summary)
     assert not (tmp_path / "r" / SECRET).exists()
-    with pytest.raises(ConfigError, match="--from-round: expected a run without privacy.noise"):
+    with pytest.raises(ConfigError, match=r"--from-round: expected a run without privacy\.noise"):
         RunDirectory(tmp_path / "r", assemble(flat), IN_PROCESS, 1)
 
 

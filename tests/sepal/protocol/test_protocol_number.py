@@ -31,7 +31,7 @@ HOW = (
     "(docs/versioning.md); then write {!r} here"
 )
 DIGESTS = {
-    2: ("2761e5be96bb7f1f", "73acd6dc2b19b097", "772de7f696f6162e")
+    2: ("227656e8f436ee2c", "6cd21226fdcc38dc", "772de7f696f6162e")
 }  # of the last number: keys, messages, payloads
 
 

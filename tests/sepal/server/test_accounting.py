@@ -15,8 +15,8 @@ from sepal.server.accounting import Spent, epsilon_after, exceeds_budget, withou
 from sepal.server.central_noise import CentralNoise  # noqa: E402
 
 DELTA = 1000**-1.1
-# z: RDP and PLD with the draw; without amplification a client in 10 and in 200 rounds. Computed with dp-accounting 0.6.0
-# for q = 0.05; the last two by its PLD accountant, of which the exact value differs by its discretisation.
+# z: RDP and PLD with the draw; without amplification a client in 10 and in 200 rounds. Computed with dp-accounting
+# 0.6.0 for q = 0.05; the last two by its PLD accountant, of which the exact value differs by its discretisation.
 ROWS = {
     0.5: (22.162650782341128, 18.555783836290193, 40.0043470600278, 492.1055944429726),
     1.0: (4.014266279376008, 3.422840755073854, 14.722347148858885, 145.62751669179494),
@@ -44,7 +44,7 @@ def test_the_worked_rows(noise):
 
 
 def test_a_gaussian_release_is_charged_by_the_exact_curve():
-    """δ(ε) = Φ(1/2z - εz) - e^ε·Φ(-1/2z - εz) (Balle and Wang 2018, Theorem 8), for z = 2/√9 after 9 releases at z = 2."""
+    """δ(ε) = Φ(1/2z - εz) - e^ε·Φ(-1/2z - εz) (Balle and Wang 2018, Theorem 8): 9 releases at 2 are one at 2/√9."""
     epsilon, z = without_amplification(2.0, 9, 1e-5), 2 / 3
     normal = lambda x: math.erfc(-x / math.sqrt(2)) / 2  # noqa: E731
     delta = normal(1 / (2 * z) - epsilon * z) - math.exp(epsilon) * normal(-1 / (2 * z) - epsilon * z)
