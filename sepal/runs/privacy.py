@@ -34,8 +34,14 @@ def check_accountant(config: RunConfig) -> None:
     Raises:
         ConfigError: See above.
     """
-    if config.privacy.noise and find_spec("dp_accounting") is None:
+    if not config.privacy.noise:
+        return
+    if find_spec("dp_accounting") is None:
         raise ConfigError("privacy.noise", "dp-accounting, for ε: pip install 'dp-accounting<0.7'", "no such package")
+    import dp_accounting
+
+    if not hasattr(dp_accounting, "get_epsilon_gaussian"):
+        raise ConfigError("privacy.noise", "dp-accounting from 0.6 on", metadata.version("dp-accounting"))
 
 
 @lru_cache(maxsize=1024)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.client_app.build import Node
 from sepal.client_app.clipped_uploads import ClippedUploads
+from sepal.client_app.guard import check_noise
+from sepal.config import PrivacySettings, RunConfig
 from sepal.errors import ProtocolError
-from sepal.protocol.types import Payload, Plan
+from sepal.protocol.messages import Order
+from sepal.protocol.types import Kind, Payload, Plan
 from sepal.wire.tensors import SparseTensor, ValueCoding, whole
 
 FIRST = {"a": np.zeros(2, np.float32), "b": np.ones((1, 2), np.float32)}
@@ -54,3 +58,11 @@ def test_scalars_and_a_round_without_a_clip_are_refused():
         CLIPS.clipped(Payload({}, {"n": 3}), Payload(), Plan(1, clip=1.0))
     with pytest.raises(ProtocolError, match="clip: expected a number above 0"):
         CLIPS.clipped(upload([3, 0], [1, 5]), Payload(), Plan(1))
+
+
+def test_a_node_that_demands_noise_of_its_own_refuses_noise_by_the_server():
+    config = RunConfig(privacy=PrivacySettings(mode="central", clip=1.0, noise=50.0))
+    order = Order("0" * 32, Kind.TRAIN, Plan(1))
+    with pytest.raises(ProtocolError, match=r"privacy\.mode: expected local: this node adds the noise itself"):
+        check_noise(Node(least_noise=5.0), config, order, ("",))
+    check_noise(Node(), config, order, ("",))
