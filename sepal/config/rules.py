@@ -126,6 +126,9 @@ def _check_privacy(config: RunConfig) -> None:
     )
     if privacy.sampling == "poisson":
         _check_poisson(config)
+    if not config.clients_per_round:
+        of_all = "with privacy.mode = central and clients-per-round = 0: a sum is divided by clients"
+        _check_plain(config, {"roster": ("closed", of_all), "novel-clients": (0, of_all)})
     clients = config.clients_per_round or config.clients
     if privacy.quantile and privacy.noise >= clients / 10:  # 2σ_b, see sepal.server.central_noise
         expected = f"0 with privacy.noise of at least {clients / 10:g}, a tenth of a round's clients"

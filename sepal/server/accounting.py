@@ -127,15 +127,15 @@ def before_the_run(config: RunConfig) -> str:
     clients = config.clients_per_round or config.clients
     head = f"central privacy: the mean of {clients} clients, each with weight 1, z = {privacy.noise:g}, "
     head += f"clip {privacy.clip:g}{' at first' if privacy.quantile else ''}"
-    known = f"{epsilons['epsilon_no_amplification']:.3g}"
+    known, spoken = f"{epsilons['epsilon_no_amplification']:.3g}", f"{rounds} round{'s' * (rounds != 1)}"
     if epsilons["epsilon"] is None:
-        return f"{head}: with these keys ε = {known} after {rounds} rounds for a client in all of them, at δ = " + (
+        return f"{head}: with these keys ε = {known} after {spoken} for a client in all of them, at δ = " + (
             f"{privacy.delta:g}; no amplification by sampling, because who is drawn follows from the seed"
         )
     usual = max(1, round(rounds * clients / config.clients))
     about = without_amplification(privacy.noise, usual, privacy.delta)
     return (
-        f"{head}: with these keys ε = {epsilons['epsilon']:.3g} after {rounds} rounds, at δ = {privacy.delta:g}, for "
+        f"{head}: with these keys ε = {epsilons['epsilon']:.3g} after {spoken}, at δ = {privacy.delta:g}, for "
         f"whoever does not know who was drawn; for others {about:.3g} for a client that is drawn {usual} times, and "
         f"{known} if in all rounds"
     )

@@ -141,6 +141,8 @@ def test_a_method_that_sends_nothing_is_refused(method):
         ({"privacy.sampling": "poisson", "clients-per-round": 2, "roster": "open"}, "roster: expected closed"),
         ({"privacy.mode": "local", "privacy.quantile": 0.5}, "privacy.quantile: expected 0 with privacy.mode = local"),
         ({"privacy.mode": "local", "privacy.budget": 3.0}, "privacy.budget: expected 0 with privacy.mode = local"),
+        ({"roster": "open"}, "roster: expected closed with privacy.mode = central and clients-per-round = 0"),
+        ({"novel-clients": 0.5}, "novel-clients: expected 0 with privacy.mode = central and clients-per-round = 0"),
         ({"clients": 0}, "clients: expected a number with privacy.mode = central"),
     ],
 )
