@@ -27,7 +27,7 @@ from typing import Any
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 
-MOST_TIGHT = 20.0  # of a larger ε, which protects nobody, that of RDP will do: PLD takes the longer the larger it is
+MOST_TIGHT = 30.0  # of a larger ε, which protects nobody, that of RDP will do: PLD takes the longer the larger it is
 Rounds = tuple[tuple[int, int], ...]  # (releases in a round, rounds with so many)
 
 

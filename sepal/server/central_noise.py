@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.config import RunConfig
-from sepal.rng import derive_seed
 from sepal.training.privacy import gaussian
 from sepal.wire.tensors import Values
 
@@ -86,7 +85,7 @@ class CentralNoise:
             secret: The server's; empty to draw everything from the run's seed, so that a simulation can be repeated.
         """
         privacy, clients = config.privacy, config.clients_per_round or config.clients
-        secret = secret or derive_seed(config.seed, "central privacy").to_bytes(16, "little")
+        secret = secret or of_seed(config.seed)
         return cls(clients, config.clients, privacy.noise, privacy.quantile, privacy.sampling == "poisson", secret)
 
     @property
@@ -149,6 +148,11 @@ class CentralNoise:
             return mean, clip
         bits = total.within / 2 + self.noise_of_bits * float(gaussian(hmac.digest(key, b"bits", "sha256"), 1)[0])
         return mean, next_clip(clip, bits / self.clients + 0.5, self.quantile)
+
+
+def of_seed(seed: int) -> bytes:
+    """Return what stands for the secret, 32 bytes, where a run is to be repeated by its seed."""
+    return hashlib.sha256(f"sepal central privacy|{seed}".encode()).digest()
 
 
 def next_clip(clip: float, within: float, quantile: float) -> float:
