@@ -219,3 +219,12 @@ def test_a_budget_ends_the_run_also_after_a_restart(tmp_path):
     assert log.lines[ends - 1]["privacy"]["epsilon_no_amplification"] <= 20
     again = world.server(DiskRunStore(tmp_path / "store", ServerState))
     assert again.report.stopped.by == "privacy.budget"
+
+
+def test_a_draw_of_more_clients_than_expected_asks_them_all():
+    """With a probability of 1/1, all five are drawn where one is expected; the sum is divided by 1 all the same."""
+    world = federation(rounds=1, clients_per_round=1, privacy={"sampling": "poisson", "noise": 0.05})
+    strategy = world.server(log=(log := RoundLog()))
+    strategy._run.central = replace(strategy._run.central, population=1)
+    strategy.start(Nodes(world))
+    assert len(log.records[0].sampled) == 5
