@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sepal.client_app.clipped_uploads import ClippedUploads
 from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.frozen_data import FrozenData
 from sepal.client_app.guard import parse_allowed
@@ -262,7 +263,7 @@ def build_host(
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(setup.config) if secret else ""  # without a secret engines must agree on the bits
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
-    secure = None
+    secure, privacy = None, setup.config.privacy
     if setup.config.secure != "off":
         if vault is None:
             raise ConfigError("secure", "off where clients have no place for secrets", setup.config.secure)
@@ -276,15 +277,16 @@ def build_host(
         facts,
         trainer.spent,
         figures,
-        noised=shared.assembly.method.private_phases if secret and setup.config.privacy.noise else (),
+        noised=shared.assembly.method.private_phases if secret and privacy.noise and privacy.by_clients else (),
         begin=trainer.begin,
         take_up=trainer.take_up,
         changes=setup.config.data_changes == "accept",
         local=lambda: trainer.local,
-        tells_divergence=not setup.config.privacy.noise,
+        tells_divergence=not privacy.noise,
         accuracies=node.accuracies,
         machine=machine,
         secure=secure,
+        clips=ClippedUploads(setup.weights, bool(privacy.quantile)) if privacy.central else None,
         data_bytes=sum(
             column.nbytes
             for part in (train, validation, test)

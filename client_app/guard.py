@@ -83,6 +83,9 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
     """
     if not node.least_noise:
         return
+    if config.privacy.central:
+        expected = "local: this node adds the noise itself (sepal join --least-noise)"
+        raise ProtocolError("privacy.mode", expected, config.privacy.mode)
     if config.privacy.noise < node.least_noise:
         expected = f"at least {node.least_noise:g}, as this node demands (sepal join --least-noise)"
         raise ProtocolError("privacy.noise", expected, config.privacy.noise)

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 from flwr.app import RecordDict
 
+from sepal.client_app.clipped_uploads import ClippedUploads
 from sepal.client_app.secure_sums import SecureSums
 from sepal.client_app.state_store import StateStore, Stored, VersionOrigin
 from sepal.errors import ChangedDataError, DivergedError, ProtocolError, SepalError, StateError
@@ -25,6 +26,7 @@ from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
     DIVERGED,
     MOST_VERSIONS,
+    WITHIN_CLIP,
     Content,
     Enclosed,
     Order,
@@ -87,6 +89,7 @@ class ClientHost:
         changes: Whether the client's data may change in the run (``data-changes = "accept"``).
         secure: The client's secure sums; None in a run without. With it, updates and figures wait here for the steps
             of a sum, and no digest of a state is sent.
+        clips: Clips uploads before they are sent; None in a run without ``privacy.mode = "central"``.
     """
 
     run: str
@@ -109,6 +112,7 @@ class ClientHost:
     local: Callable[[], Local] = dict
     changes: bool = False
     secure: SecureSums | None = None
+    clips: ClippedUploads | None = None
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -224,9 +228,9 @@ class ClientHost:
         metrics |= self._score("kept", order, lambda: algorithm.predictor(state, None, plan))
         self.spent()
         if kind is Kind.ADAPT and not (self.info.examples and (order.keep or needs_training(order.views))):
-            after, upload = state, Payload()  # nothing to adapt with, or nobody asks for it
+            after, upload, within = state, Payload(), None  # nothing to adapt with, or nobody asks for it
         else:
-            after, upload = self._work(order, state, download, request.partition("|")[0])
+            after, upload, within = self._work(order, state, download, request.partition("|")[0])
         diverged = not_finite(after) if self.tells_divergence else ""
         if diverged and kind is Kind.TRAIN:
             raise DivergedError(f"state{diverged}", "finite numbers after training", "others: it diverged")
@@ -241,6 +245,8 @@ class ClientHost:
         figures = sane if self.accuracies else {}
         if not self.accuracies or self.secure:
             sane, sums = {name: value for name, value in sane.items() if name in COSTS}, {}
+        if within is not None and self.clips and self.clips.tells:
+            sane[WITHIN_CLIP] = float(within)
         reply = Reply(order.run, plan.round, kind, self.info, order.base, download_digest, metrics=sane, sums=sums)
         check_sendable(upload)
         answer = seal(upload)
@@ -289,7 +295,7 @@ class ClientHost:
         download = unseal(content, self.algorithm.download_schema(state, order.plan))
         answered = content.digest()
         work = self._request_digest(order, answered, before)
-        after, upload = self._work(order, state, download, work)
+        after, upload, _ = self._work(order, state, download, work)
         answer = seal(upload)
         if version(order.plan.round, order.base, answered, self._uploaded(answer)) != base:
             raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
@@ -299,14 +305,16 @@ class ClientHost:
         self.store.save(base, Stored(f"{work}|made again", after, reply, content, local), origin)
         return after, work, local, self.info.data
 
-    def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload]:
+    def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload, bool | None]:
+        """Return the state after what the server orders, the upload, and whether it needed no clipping, if it has."""
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
         self.begin(bytes.fromhex(work), order.plan.halvings)
         if order.kind is Kind.TRAIN:
-            return self.algorithm.train(state, download, order.plan)
+            after, upload = self.algorithm.train(state, download, order.plan)
+            return after, *(self.clips.clipped(upload, download, order.plan) if self.clips else (upload, None))
         if order.kind is Kind.ADAPT:
-            return self.algorithm.adapt(state, download, order.plan), Payload()
-        return state, Payload()
+            return self.algorithm.adapt(state, download, order.plan), Payload(), None
+        return state, Payload(), None
 
     def _score(self, view: str, order: Order, make_predictor: Callable[[], Predictor | None]) -> Figures:
         """Evaluate a model for the requested views of it; ``pooled`` is of the trained model.
@@ -340,8 +348,18 @@ class ClientHost:
         that led to the base: versions without an upload have one name, whatever the configuration was.
         """
         plan, config = order.plan, self.facts.get("config", "")
-        parts = [order.kind.value, plan.round, plan.phase, dict(plan.scalars), plan.novel, order.base, before, download]
+        parts: list[object] = [
+            order.kind.value,
+            plan.round,
+            plan.phase,
+            dict(plan.scalars),
+            plan.novel,
+            order.base,
+            before,
+            download,
+        ]
         parts += [plan.halvings] if plan.halvings else []
+        parts += [plan.clip] if plan.clip else []
         return hashlib.sha256(json.dumps([*parts, config, self.machine], sort_keys=True).encode()).hexdigest()
 
 

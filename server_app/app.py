@@ -68,7 +68,14 @@ def main(grid: Grid, context: Context) -> None:
     for note in assembly.notes:
         log.info("%s", note)
     observers: list[Observer] = [directory, RoundLines(log)]
-    strategy = SepalStrategy(assembly.method, assembly.setup, directory.store(), observers, agreed=assembly.agreed)
+    strategy = SepalStrategy(
+        assembly.method,
+        assembly.setup,
+        directory.store(),
+        observers,
+        agreed=assembly.agreed,
+        secret=directory.secret(),
+    )
     if address := os.environ.get(METRICS):
         figures = ServerFigures(strategy.status, json.loads(os.environ.get(CERTIFICATES, "{}")))
         observers.append(figures)

@@ -26,13 +26,18 @@ def check_method(method: Method, config: RunConfig) -> None:
     Raises:
         ConfigError: See above; the error names the methods that take it.
     """
-    if config.privacy.clip and not method.private_phases:
+    if config.privacy.by_clients and not method.private_phases:
         others, void = (
             _names(lambda candidate: bool(candidate.private_phases)),
             _void(method, capabilities.PRIVATE, method.client),
         )
         expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are){void}"
         raise ConfigError("privacy.clip", expected, config.privacy.clip)
+    if config.privacy.central and not method.summed_phases:
+        others = _names(lambda candidate: bool(candidate.summed_phases))
+        void, why = _void(method, capabilities.SUMMED, method.server), _reads(method)
+        expected = f"local: {method.name} needs more than the mean of the uploads: {why} (methods that take it: "
+        raise ConfigError("privacy.mode", f"{expected}{others}){void}", config.privacy.mode)
     if config.compress.name != "none" and not method.dense:
         others = _names(lambda candidate: candidate.dense)
         void = _void(method, capabilities.DENSE_CLIENT, method.client)
@@ -50,11 +55,10 @@ def check_method(method: Method, config: RunConfig) -> None:
             _names(lambda candidate: bool(candidate.summed_phases)),
             _void(method, capabilities.SUMMED, method.server),
         )
-        why = method.reads_uploads or "its server may read single uploads"
-        if method.compression:
-            why = "each client chooses its own entries"
-        expected = f"off: {method.name} needs more than the sum of the uploads: {why} (methods that take it: {others})"
-        raise ConfigError("secure", f"{expected}{void}", config.secure)
+        expected = (
+            f"off: {method.name} needs more than the sum of the uploads: {_reads(method)} (methods that take it: "
+        )
+        raise ConfigError("secure", f"{expected}{others}){void}", config.secure)
     now, plain = config.flat(), RunConfig().flat()
     for key, reason in method.fixed_keys.items():
         default = method.defaults.get(key, plain[key])
@@ -120,9 +124,16 @@ def check_model(config: RunConfig, layout: Layout) -> None:
     """
     if not trained(layout):
         raise ConfigError("model", "at least one parameter that is trained", f"{config.model}, which freezes all")
-    if config.privacy.clip and statistics(layout):
+    if config.privacy.by_clients and statistics(layout):
         expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
         raise ConfigError("model", f"{expected}, with privacy.clip", config.model)
+
+
+def _reads(method: Method) -> str:
+    """Return what its server reads of single uploads, in words."""
+    if method.compression:
+        return "each client chooses its own entries"
+    return method.reads_uploads or "its server may read single uploads"
 
 
 def _names(which: Callable[[Method], bool]) -> str:

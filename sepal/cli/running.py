@@ -85,14 +85,19 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         from sepal.config import RunConfig
         from sepal.report.console import console
         from sepal.report.progress import RoundDisplay
+        from sepal.runs.privacy import check_accountant
         from sepal.study.run import execute, prepare
 
         logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
         prepared = prepare(flat, base, workers)
+        config, notes = prepared.assembly.setup.config, prepared.assembly.notes
+        if config.privacy.central:
+            from sepal.server.accounting import before_the_run
+
+            check_accountant(config)
+            notes += (before_the_run(config),)
     settings, path = prepared.settings, prepared.path
-    with RoundDisplay(
-        console(stderr=True), f"{settings.method} on {settings.dataset}", prepared.assembly.notes
-    ) as display:
+    with RoundDisplay(console(stderr=True), f"{settings.method} on {settings.dataset}", notes) as display:
         try:
             if not execute(prepared, workers, from_round, [display]):
                 tell(f"sepal: run {path.name} is complete already")

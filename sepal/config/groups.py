@@ -55,17 +55,58 @@ class CapacitySettings(Settings):
 
 
 class PrivacySettings(Settings):
-    """Differential privacy of clients' uploads: keys ``privacy.*``; see docs/privacy.md."""
+    """Differential privacy of clients' uploads or of their mean: keys ``privacy.*``; see docs/privacy.md."""
 
-    clip: float = Field(0.0, ge=0, description="maximum L2 norm of a client's update; 0: no clipping and no noise")
+    mode: Literal["local", "central", "distributed"] = Field(
+        "local",
+        description="who adds the noise: local: each client to its update; central: the server, which is trusted, to "
+        "the mean of a round; distributed: not built",
+    )
+    clip: float = Field(
+        0.0,
+        ge=0,
+        description="maximum L2 norm of a client's update; 0: no clipping and no noise. With privacy.quantile, that of "
+        "round 1",
+    )
     noise: float = Field(
         0.0,
         ge=0,
-        description="noise multiplier: standard deviation of the Gaussian noise per entry, divided by privacy.clip",
+        description="noise multiplier: standard deviation of the Gaussian noise per entry, divided by privacy.clip; "
+        "central: of the noise on the sum of a round's updates",
+    )
+    quantile: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="central: share of a round's updates that the clip is to leave as they are, so that it follows "
+        "their norms; 0: the clip stays",
+    )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description="central: who is asked to train: fixed: clients-per-round, drawn from the seed; poisson: each "
+        "client by itself with probability clients-per-round / clients, drawn from the server's secret, by which ε is "
+        "smaller for whoever does not know who was drawn",
+        json_schema_extra=marks(Mark.SERVER_ONLY),
+    )
+    budget: float = Field(
+        0.0,
+        ge=0,
+        description="central: the run ends before the round after which ε would be larger; 0: no limit",
+        json_schema_extra=marks(Mark.SERVER_ONLY),
     )
     delta: float = Field(
         1e-5, gt=0, lt=1, description="δ at which ε is reported", json_schema_extra=marks(Mark.SERVER_ONLY)
     )
+
+    @property
+    def central(self) -> bool:
+        """Whether the server adds noise to the mean of the clipped updates."""
+        return self.mode == "central"
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether clients clip their updates, and add the noise if there is any."""
+        return self.clip > 0 and not self.central
 
 
 class CompressSettings(Settings):

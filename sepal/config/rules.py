@@ -6,10 +6,15 @@ and the clients that have registered in :mod:`sepal.server.rules`. A rule of one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
 AGREED_SUPPORT = ("randk",)  # values of compress.name by which all clients of a round send the same entries
+_OF_CENTRAL = {"quantile": 0, "sampling": "fixed", "budget": 0}  # keys privacy.* that have no effect in another mode
+MOST_NOISE = 10_000  # with privacy.mode = central; its numbers have 64 bits
 OWN_DATA = ("own", "folder", "hf")  # data sets of which a client may have its own, which changes
 
 
@@ -21,6 +26,7 @@ def check_together(config: RunConfig) -> None:
     """
     if config.privacy.noise and not config.privacy.clip:
         raise ConfigError("privacy.clip", "above 0 with privacy.noise, which is a multiple of it", config.privacy.clip)
+    _check_privacy(config)
     if config.stop_after and not config.split.validation:
         raise ConfigError("stop-after", "0 with split.validation = 0: it needs validation data", config.stop_after)
     if config.stop_after and not (config.evaluate_sampled or config.evaluate_every):
@@ -92,6 +98,67 @@ def _check_data_changes(config: RunConfig) -> None:
         if config.value(key) != value:
             expected = f"{str(value).lower()} with data-changes = accept: an example's part follows from it alone"
             raise ConfigError(key, expected, config.value(key))
+
+
+def _check_privacy(config: RunConfig) -> None:
+    """Raise if a key of ``privacy.*`` has no effect in the run's mode, or its claim would not hold."""
+    privacy = config.privacy
+    if privacy.mode == "distributed":
+        raise ConfigError("privacy.mode", "local or central: noise inside a secure sum is not built", privacy.mode)
+    if not privacy.central:
+        _check_plain(
+            config, {f"privacy.{key}": (value, "with privacy.mode = local") for key, value in _OF_CENTRAL.items()}
+        )
+        return
+    if not privacy.noise:
+        raise ConfigError("privacy.noise", "above 0 with privacy.mode = central", privacy.noise)
+    if not config.clients:
+        raise ConfigError("clients", "a number with privacy.mode = central: the mean has a fixed divisor", 0)
+    why = "with privacy.mode = central"
+    _check_plain(
+        config,
+        {
+            "secure": ("off", f"{why}: noise on a secure sum is not built"),
+            "robust-mean": ("none", f"{why}, whose noise is for a mean"),
+            "max-update-norm": (0, f"{why}: clients and server clip, and who is refused would depend on all updates"),
+            "compress.name": ("none", f"{why}: what is left out would depend on the updates without noise"),
+        },
+    )
+    if privacy.sampling == "poisson":
+        _check_poisson(config)
+    if not config.clients_per_round:
+        of_all = "with privacy.mode = central and clients-per-round = 0: a sum is divided by clients"
+        _check_plain(config, {"roster": ("closed", of_all), "novel-clients": (0, of_all)})
+    clients = config.clients_per_round or config.clients
+    if privacy.quantile and privacy.noise >= clients / 10:  # 2σ_b, see sepal.server.central_noise
+        expected = f"0 with privacy.noise of at least {clients / 10:g}, a tenth of a round's clients"
+        raise ConfigError("privacy.quantile", expected, privacy.quantile)
+    if privacy.noise > MOST_NOISE:
+        raise ConfigError("privacy.noise", f"at most {MOST_NOISE} {why}", privacy.noise)
+
+
+def _check_poisson(config: RunConfig) -> None:
+    """Raise if a client would not be drawn with the probability clients-per-round / clients, by itself."""
+    why = "with privacy.sampling = poisson"
+    if not 0 < config.clients_per_round < config.clients:
+        expected = f"from 1 to {config.clients - 1} {why}: the mean number of clients that are drawn"
+        raise ConfigError("clients-per-round", expected, config.clients_per_round)
+    _check_plain(
+        config,
+        {
+            "roster": ("closed", f"{why}: the probability is clients-per-round / clients"),
+            "novel-clients": (0, f"{why}: the probability is clients-per-round / clients"),
+            "oversample": (1, f"{why}: each client is drawn by itself"),
+            "min-replies": (1, f"{why}: a round counts whoever was drawn"),
+        },
+    )
+
+
+def _check_plain(config: RunConfig, keys: Mapping[str, tuple[Any, str]]) -> None:
+    """Raise if a key has another value than the one that is given for it, with the reason."""
+    for key, (plain, reason) in keys.items():
+        if config.value(key) != plain:
+            raise ConfigError(key, f"{plain} {reason}", config.value(key))
 
 
 def _check_secure(config: RunConfig) -> None:

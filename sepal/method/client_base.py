@@ -54,8 +54,8 @@ class ClientBase(Generic[C]):
 
     @property
     def clips_uploads(self) -> bool:
-        """Whether uploads are clipped, and noised where ``privacy.noise`` is set."""
-        return self.setup.config.privacy.clip > 0
+        """Whether the method clips uploads, and noises them where ``privacy.noise`` is set."""
+        return self.setup.config.privacy.by_clients
 
     def shared(self) -> Layout:
         """Return the tensors that are exchanged; by default all of them."""

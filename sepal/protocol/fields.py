@@ -146,6 +146,14 @@ def number(head: ConfigRecord, key: str, least: int, above: int) -> int:
     return value
 
 
+def positive(head: ConfigRecord, key: str) -> float:
+    """Return the number above 0 at ``key``, which is finite."""
+    value = head.get(key)
+    if not isinstance(value, float) or not 0 < value < math.inf:
+        raise ProtocolError(key, "a finite number above 0", value)
+    return value
+
+
 def kind(head: ConfigRecord) -> Kind:
     """Return what the order or reply is about."""
     value = text(head, "kind")

@@ -35,6 +35,7 @@ _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
 _DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
 _ROUNDS = 10**9  # the name of a version has nine digits for the round
 DIVERGED = "diverged"  # the metric of a reply by which a client says that its model is not finite after ADAPT
+WITHIN_CLIP = "within-clip"  # the metric by which a client says that its update needed no clipping: 0 or 1
 MOST_HALVINGS = 16  # of the learning rate in a repeated round
 MOST_VERSIONS = 400  # of a client's state, that it lists in its answer: the newest
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
@@ -43,7 +44,7 @@ MOST_FACT = 16_384  # characters; the keys on which both sides must agree take a
 INITIAL, KEYS, CAUSE = "initial", "keys", "cause"
 SIZES = ("shape", "outputs")
 RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts", "sums"})
-_ORDER = "protocol sepal run kind round phase who base durable views keep novel halvings best"
+_ORDER = "protocol sepal run kind round phase who base durable views keep novel halvings best clip"
 _REPLY = "protocol sepal run round kind client examples capacity device data base download version state"
 # The fields of a head, by its sender. Another one is refused, and not passed over: it may change what is asked.
 HEADS: Mapping[Side, frozenset[str]] = {"server": frozenset(_ORDER.split()), "client": frozenset(_REPLY.split())}
@@ -262,6 +263,7 @@ def order_parts(order: Order) -> Parts:
                 "novel": order.plan.novel,
                 **({"halvings": order.plan.halvings} if order.plan.halvings else {}),
                 **({"best": order.best} if order.best else {}),
+                **({"clip": order.plan.clip} if order.plan.clip else {}),
             },
         ),
         "plan": (ConfigRecord, plan.scalars),
@@ -286,7 +288,8 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     scalars = fields.scalars(records, "plan")
     halvings = fields.number(head, "halvings", 0, MOST_HALVINGS) if "halvings" in head else 0
     novel = fields.truth(head, "novel")
-    plan = Plan(number, fields.text(head, "phase"), who, scalars, novel, halvings)  # type: ignore[arg-type]
+    clip = fields.positive(head, "clip") if "clip" in head else 0.0
+    plan = Plan(number, fields.text(head, "phase"), who, scalars, novel, halvings, clip)  # type: ignore[arg-type]
     views = tuple(view for view in fields.text(head, "views", 1024).split(",") if view)
     refuse_unknown(views)
     keep = fields.truth(head, "keep")

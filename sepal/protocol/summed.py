@@ -81,12 +81,12 @@ class Entries:
             sha.update(np.asarray(self.reference[name], "<f4").tobytes())
         return sha.hexdigest()
 
-    def change(self, upload: Tensors, reach: float) -> npt.NDArray[np.float32]:
+    def change(self, upload: Tensors, reach: float = np.inf) -> npt.NDArray[np.float32]:
         """Return what an upload changes, float32 (d,).
 
         Args:
             upload: With these entries.
-            reach: ``secure-range``.
+            reach: ``secure-range``; infinite: entries may be anything, also NaN.
 
         Raises:
             DivergedError: An entry changes by more than ``reach``.
@@ -97,7 +97,8 @@ class Entries:
             if values is None:
                 raise ProtocolError(name, "values, which can be summed", "a mask")
             part = values - start if start.size else values
-            check_reach(name, part, reach)
+            if reach < np.inf:
+                check_reach(name, part, reach)
             parts.append(np.asarray(part, np.float32))
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 

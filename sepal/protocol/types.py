@@ -92,6 +92,7 @@ class Plan:
         novel: Whether the receiving client is a novel one, which never trained and joins in the closing round.
         halvings: How often clients' learning rates are halved; above 0 where a round is repeated because clients
             diverged (:mod:`sepal.server.recovery`).
+        clip: The largest norm of an update, with ``privacy.mode = "central"``; else 0.
     """
 
     round: int
@@ -100,6 +101,7 @@ class Plan:
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     novel: bool = False
     halvings: int = field(default=0, metadata=SPARING)
+    clip: float = field(default=0.0, metadata=SPARING)
 
 
 @dataclass(frozen=True)

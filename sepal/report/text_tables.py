@@ -271,6 +271,8 @@ def together_line(summary: Mapping[str, Any]) -> str:
 def privacy_line(summary: Mapping[str, Any]) -> str:
     """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
     privacy = summary["privacy"]
+    if privacy.get("mode") == "central":
+        return _central_line(privacy)
     head = f"Privacy: clip {privacy['clip']:g}, noise {privacy['noise']:g}"
     if privacy["reason"]:
         return f"{head}; no ε: {privacy['reason']}"
@@ -279,4 +281,19 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
         f"{head}: ε = {privacy['epsilon']:.3g} for a client's data against any other, "
         f"{privacy['epsilon_zero_out']:.3g} against no update, at δ = {privacy['delta']:g} and {privacy['uploads']} "
         f"uploads; metrics are not covered{seed}"
+    )
+
+
+def _central_line(privacy: Mapping[str, Any]) -> str:
+    """Return one line about central noise: who is trusted, and ε for whoever knows who was drawn, and who does not."""
+    clip = f"clip {privacy['clip']:g}{' at first' if privacy['quantile'] else ''}"
+    head = f"Privacy: noise by the server, {clip}, noise {privacy['noise']:g}"
+    known = f"{privacy['epsilon_no_amplification']:.3g}"
+    draw, most = f"{known} for whoever knows who was drawn", f"at most {privacy['uploads']} of a client"
+    if privacy["epsilon"] is not None:
+        draw = f"{privacy['epsilon']:.3g} for whoever does not know who was drawn, {draw}"
+    seed = "; simulated: the noise came from the seed" if privacy["simulated"] else ""
+    return (
+        f"{head}: ε = {draw}, against no update, at δ = {privacy['delta']:g} and {privacy['releases']} releases, "
+        f"{most}; metrics are not covered{seed}"
     )

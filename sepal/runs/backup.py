@@ -17,8 +17,10 @@ from typing import BinaryIO
 
 from sepal.errors import StateError
 from sepal.protocol.messages import is_version
+from sepal.runs.central_secret import SECRET
 from sepal.runs.stored_run import ABOUT
-from sepal.server.run_store.disk import BEST, EVICTED, PARTS, ROUND_NAME, checkpoints_of
+from sepal.server.released_mean import RELEASED
+from sepal.server.run_store.disk import BEST, EVICTED, PARTS, RELEASES, ROUND_NAME, checkpoints_of
 from sepal.server.summed_uploads import SUM
 from sepal.storage.files import check_owner, make_directory, read_tensors, sync_path
 from sepal.storage.regular import is_inside
@@ -89,6 +91,8 @@ def _copied(run: Path, part: Path) -> int | None:
         for name in ("config.toml", ABOUT, *ROWS, *(["summary.json"] if ended else [])):
             if (run / name).exists():
                 _copy(run / name, part / name, run, whole_lines=name in ROWS)
+        if (run / "checkpoints" / RELEASES).exists():  # replaced as a whole; it may have more than the copy, never less
+            _copy(run / "checkpoints" / RELEASES, part / "checkpoints" / RELEASES, run)
     except FileNotFoundError:
         return None
     if not newest.exists():
@@ -102,11 +106,13 @@ def _written_once(run: Path) -> Iterator[Path]:
     store, clients = run / "checkpoints", run / "clients"
     if (store / BEST).exists():
         yield store / BEST
+    if os.path.lexists(run / SECRET):  # with another secret, the copy could not be continued
+        yield run / SECRET
     yield from _entries(store / EVICTED)
     yield from (path for path in _entries(store / "records") if ROUND_NAME.match(path.name))
     for uploads in (path for path in _entries(store / "uploads") if ROUND_NAME.match(path.name)):
         yield from (path for path in _entries(uploads) if path.suffix == ".safetensors")
-        yield from (path for path in _entries(uploads / PARTS) if path.name == SUM)
+        yield from (path for path in _entries(uploads / PARTS) if path.name in (SUM, RELEASED))
     for client in (client for run_id in _entries(clients) for client in _entries(run_id)):  # of a run in process
         for path in _entries(client):
             if path.name == "identity" or (path.suffix in (".safetensors", ".origin") and is_version(path.stem)):

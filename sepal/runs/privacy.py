@@ -18,6 +18,7 @@ from typing import Any
 
 from sepal.config import PrivacySettings, RunConfig
 from sepal.errors import ConfigError
+from sepal.server.accounting import Spent, epsilon_after
 
 # Orders of the Rényi divergence. The library's own range from 1.1, which is too large for an ε above 100, to 1024. It
 # uses only orders above 1.01.
@@ -33,8 +34,14 @@ def check_accountant(config: RunConfig) -> None:
     Raises:
         ConfigError: See above.
     """
-    if config.privacy.noise and find_spec("dp_accounting") is None:
+    if not config.privacy.noise:
+        return
+    if find_spec("dp_accounting") is None:
         raise ConfigError("privacy.noise", "dp-accounting, for ε: pip install 'dp-accounting<0.7'", "no such package")
+    import dp_accounting
+
+    if not hasattr(dp_accounting, "get_epsilon_gaussian"):
+        raise ConfigError("privacy.noise", "dp-accounting from 0.6 on", metadata.version("dp-accounting"))
 
 
 @lru_cache(maxsize=1024)
@@ -89,6 +96,29 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
         "not_noised": dict(plain),
         "clients": clients,
         "accountant": f"dp-accounting {metadata.version('dp-accounting')}, RDP" if keys.noise else "",
+    }
+
+
+def central_privacy(config: RunConfig, released: Spent) -> dict[str, Any]:
+    """Return the ``privacy`` of summary.json of a run with ``privacy.mode = "central"`` (``docs/run-directory.md``).
+
+    Args:
+        config: The run's configuration.
+        released: What has been released.
+    """
+    keys = config.privacy
+    return {
+        "mode": keys.mode,
+        "clip": keys.clip,
+        "noise": keys.noise,
+        "delta": keys.delta,
+        "quantile": keys.quantile,
+        "sampling": keys.sampling,
+        **epsilon_after(config, released, tight=True),
+        "reason": "",
+        "releases": released.releases,
+        "uploads": released.most,
+        "accountant": f"dp-accounting {metadata.version('dp-accounting')}, PLD",
     }
 
 

@@ -23,13 +23,16 @@ from sepal.config import Mark, RunConfig, flatten, marked, method_name
 from sepal.errors import ConfigError, SepalError, StateError, SupersededError
 from sepal.flower.simulation import on_one_machine
 from sepal.runs.about import check_schema, write_about
+from sepal.runs.central_secret import central_secret
 from sepal.runs.claims import Claim, newest_number, take_claim, wait_for_predecessor
 from sepal.runs.json_lines import append, keep_until
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.privacy import check_accountant
 from sepal.runs.stored_run import ABOUT, FREE, begun, started_with, stored_about, stored_config, stored_summary
 from sepal.runs.summary import plain, summarise
+from sepal.server.accounting import check_budget
 from sepal.server.report import RunFigures
+from sepal.server.rules import check_central
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.files import check_owner, private_directory, write_atomically
@@ -71,7 +74,9 @@ class RunDirectory:
         self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None, job: str = ""
     ) -> None:
         check_accountant(assembly.setup.config)
-        assembly.method.make_server(assembly.setup)  # refuses what cannot run, before there is a directory
+        server = assembly.method.make_server(assembly.setup)  # refuses what cannot run, before there is a directory
+        check_central(server, assembly.method, assembly.setup.config)
+        check_budget(assembly.setup.config)
         if from_round is not None and assembly.setup.config.privacy.noise:
             expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
             raise ConfigError("--from-round", expected, from_round)
@@ -191,6 +196,20 @@ class RunDirectory:
         state = self._assembly.method.server_state
         return DiskRunStore(self.path / "checkpoints", state, keep_versions, self._claim.check)
 
+    def secret(self) -> bytes:
+        """Return what central noise is drawn from; empty in a run without, and in a simulation, for the run's seed.
+
+        Raises:
+            StateError: The run has begun, and the secret is lost or not private.
+        """
+        if not self._assembly.setup.config.privacy.central or self._simulated:
+            return b""
+        return central_secret(self.path, begun(self.path))
+
+    @property
+    def _simulated(self) -> bool:
+        return self._engine == IN_PROCESS or on_one_machine()
+
     def close(self) -> None:
         """Release the directory's lock."""
         self._lock.release()
@@ -214,7 +233,7 @@ class RunDirectory:
         self._total = total
         self._claim.check()
         if not progress.round or not (self.path / ABOUT).exists():  # before its first round, a run may be another one
-            write_about(self.path, self._assembly, alone=self._engine == IN_PROCESS or on_one_machine())
+            write_about(self.path, self._assembly, alone=self._simulated)
         for name in ("metrics.jsonl", "ledger.jsonl"):
             keep_until(self.path / name, progress.round)
 
@@ -237,6 +256,8 @@ class RunDirectory:
         """Write the summary, which marks the run as complete."""
         name, engine, rounds = self.path.name, self._engine, self._total
         summary = summarise(self._assembly, progress, report, name=name, engine=engine, rounds=rounds)
+        if self._assembly.setup.config.privacy.central:
+            summary["privacy"]["simulated"] = self._simulated
         text = json.dumps(plain(summary), indent=2, ensure_ascii=False)
         write_atomically(self.path / "summary.json", f"{text}\n".encode(), check=self._claim.check)
         self.close()

@@ -19,7 +19,7 @@ import sepal
 from sepal.data.own import PRIVATE
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.runs.privacy import privacy
+from sepal.runs.privacy import central_privacy, privacy
 from sepal.runs.processors import processor
 from sepal.server.report import RunFigures, described, key_of, populations
 from sepal.server.run_state import RunState
@@ -76,7 +76,9 @@ def summarise(
         "undone": report.undone,
         "bytes": report.totals.summary(),
         "seconds": seconds(report.seconds),
-        "privacy": privacy(config, assembly.method.private_phases if config.privacy.clip else (), report.uploads),
+        "privacy": central_privacy(config, report.released)
+        if config.privacy.central
+        else privacy(config, assembly.method.private_phases if config.privacy.clip else (), report.uploads),
         "weights_sha256": weights_digest(algorithm, progress.server) or clients_sha256,
         "clients_sha256": clients_sha256,
         "config": "config.toml",

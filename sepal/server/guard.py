@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.method.interface import RunSetup
+from sepal.server.central_noise import CentralNoise
 from sepal.storage.serialize import flatten
 
 MOST_GROWTH = 10.0  # in a round, of the model's norm
@@ -48,10 +49,11 @@ class Guard:
         algorithm: The server algorithm.
         setup: Has W_0.
         before: The server algorithm's state from which the round starts.
+        clip: The largest norm of an update with ``privacy.mode = "central"``.
     """
 
-    def __init__(self, algorithm: ServerAlgorithm[Any], setup: RunSetup, before: Any) -> None:
-        self._algorithm, self._setup, self._before = algorithm, setup, before
+    def __init__(self, algorithm: ServerAlgorithm[Any], setup: RunSetup, before: Any, clip: float = 0.0) -> None:
+        self._algorithm, self._setup, self._before, self._clip = algorithm, setup, before, clip
         self._unbounded: tuple[str, ...] = getattr(algorithm, "unbounded", ())
 
     @cached_property
@@ -63,7 +65,11 @@ class Guard:
     def _noise(self) -> float:
         """What ``privacy.*`` may add to a change: √d standard deviations over d entries, and six to spare."""
         privacy, entries = self._setup.config.privacy, sum(parameter.size for parameter in self._setup.layout)
-        return privacy.clip * (1 + privacy.noise * (math.sqrt(entries) + 6))
+        clip, noise = privacy.clip, privacy.noise
+        if privacy.central:  # it is less noise than that of a client, but the clip may have grown
+            clip, central = max(clip, self._clip), CentralNoise.of(self._setup.config)
+            noise = central.noise_of_updates / central.clients
+        return clip * (1 + noise * (math.sqrt(entries) + 6))
 
     @cached_property
     def _first_scale(self) -> float:

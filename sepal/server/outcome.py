@@ -101,6 +101,23 @@ def aggregate_sum(start: RoundStart, guard: Guard, uploads: Uploads, void: str) 
     return ((before, {}), f"expected a sum from which a model can be made, got {why}") if why else (outcome, "")
 
 
+def aggregate_released(start: RoundStart, guard: Guard, uploads: Uploads) -> tuple[Outcome, str]:
+    """Compute the result of a round with central noise, and why it is void, which is empty if it is not.
+
+    What is decided here follows from the noised mean, so it tells no more than that does. The round counts as released
+    either way.
+
+    Args:
+        start: What the round starts from.
+        guard: Says what is usable.
+        uploads: The noised mean, as one upload.
+    """
+    before = start.state.server
+    outcome = start.algorithm.aggregate(before, uploads, start.plan)
+    why = guard.unusable(outcome[0])
+    return ((before, {}), f"expected a noised mean from which a model can be made, got {why}") if why else (outcome, "")
+
+
 def _attempt(start: RoundStart, guard: Guard, uploads: RoundUploads) -> tuple[Outcome, str]:
     """Compute the round's result, and why it cannot be used, which is empty if it can."""
     outcome = start.algorithm.aggregate(start.state.server, uploads, start.plan)

@@ -13,6 +13,7 @@ from typing import Any
 
 from sepal.protocol.types import Kind, Metrics, Plan
 from sepal.protocol.views import CLOSING_VIEWS, MODELS
+from sepal.server.accounting import Spent
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, merged, summed_figures, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
@@ -111,6 +112,7 @@ class RunFigures:
         trained: Number of uploads that count.
         refusal: Why the last upload that does not count was refused; empty if none was.
         scoring: The metrics of the run's task.
+        released: With central noise, what has been released.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -132,6 +134,7 @@ class RunFigures:
     trained: int = 0
     refusal: str = ""
     scoring: Scoring = BY_ACCURACY
+    released: Spent = field(default_factory=Spent)
 
     def plus(self, record: RoundRecord, phase: str = "") -> RunFigures:
         """Return the report with the next round added; ``phase`` is that of the round's plan."""
@@ -147,6 +150,7 @@ class RunFigures:
             undone=self.undone + any(entry.status == "undone" for entry in record.ledger),
             trained=self.trained + sum(reply.kind is Kind.TRAIN for reply in record.replies.values()),
             refusal=_refusal(record) or self.refusal,
+            released=self.released.plus(record.releases, record.sampled),
         )
         if not record.full:
             return after

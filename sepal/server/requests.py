@@ -43,7 +43,8 @@ def plan_requests(
         config: The run's configuration.
         durable: The oldest version that the server may still ask for, by client name; but for the best ones.
         best: The version of the best full evaluation, by client name.
-        drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
+        drawn: Who trains, if it was drawn already: with ``roster = "drawn"``, where the last of them are spare, or by
+            ``privacy.sampling = "poisson"``, which may draw any number.
         oversampled: Whether ``oversample`` applies. A full evaluation waits for everybody, so nobody is spare there.
     """
     full = is_full(start, config)
@@ -72,6 +73,8 @@ def _trained(start: RoundStart, config: RunConfig, drawn: Sequence[str] | None) 
         return (), ()
     if start.plan.who == "all":
         return everybody, ()
+    if drawn is not None and config.privacy.sampling == "poisson":
+        return drawn, ()
     if drawn is not None:
         return drawn[: config.clients_per_round], drawn[config.clients_per_round :]
     trained = sample(everybody, config.clients_per_round, config.seed, number)

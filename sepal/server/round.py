@@ -19,6 +19,7 @@ from sepal.errors import (
     DeviceMemoryError,
     DivergedError,
     FailedError,
+    ProtocolError,
     RoundError,
     SepalError,
     causes_of,
@@ -27,6 +28,7 @@ from sepal.method.interface import RunSetup
 from sepal.protocol.client_errors import AWAY
 from sepal.protocol.messages import (
     DIVERGED,
+    WITHIN_CLIP,
     Content,
     Enclosed,
     Reply,
@@ -37,12 +39,14 @@ from sepal.protocol.messages import (
 )
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.answers import Growth, attributed, check_reply, keys_of
+from sepal.server.central_noise import CentralNoise
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
 from sepal.server.ledger import check_size, message_bytes
-from sepal.server.outcome import Outcome, aggregate, aggregate_sum, too_large
+from sepal.server.outcome import Outcome, aggregate, aggregate_released, aggregate_sum, too_large
 from sepal.server.recovery import NORM_FACTOR, most_diverged
+from sepal.server.released_mean import Release, ReleasedMean, released
 from sepal.server.requests import Request, is_full, plan_requests
 from sepal.server.round_ledger import RoundLedger
 from sepal.server.run_state import RoundRecord, RoundStart
@@ -72,10 +76,11 @@ class Round:
         joined: Clients that join the roster in this round.
         stores: Identity of each new client's state store.
         evicted: Clients that are not asked.
-        drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
+        drawn: Who trains, if it was drawn already (:func:`sepal.server.requests.plan_requests`).
         local: Whether the clients are in this process or its workers: messages are not written, and ``oversample`` and
             ``deadline`` do not apply, by which a round goes on without the late.
         lowered_until: The last round that is to have the learning rate of this one, if that is halved.
+        central: Adds noise to the mean of the round's uploads; None in a run without ``privacy.mode = "central"``.
     """
 
     def __init__(
@@ -89,13 +94,16 @@ class Round:
         drawn: Sequence[str] | None = None,
         local: bool = True,
         lowered_until: int = 0,
+        central: CentralNoise | None = None,
     ) -> None:
         self._start, self._store, self._config = start, store, setup.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
         self._setup = setup
         self._downloads = Downloads(start, room(setup))
         self._decoded = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(setup))
-        self.uploads: RoundUploads | SummedUploads = self._decoded
+        self.uploads: RoundUploads | SummedUploads | ReleasedMean = self._decoded
+        self._central = None if start.closing else central
+        self._release: Release | None = None
         self._most = most_message_bytes(setup)
         self._digests: dict[str, str] = {}
         self._started = time.monotonic()
@@ -119,7 +127,7 @@ class Round:
         self._summed: Mapping[str, float] = {}
         self._void = ""
         self.waiting = set(self._requests)
-        self._guard = Guard(start.algorithm, setup, start.state.server)
+        self._guard = Guard(start.algorithm, setup, start.state.server, start.plan.clip)
         self._attempts = store.undone(start.plan.round)
         self._lowered_until, self._taken_up = lowered_until, False
         self._norm_factor = setup.config.max_update_norm or (NORM_FACTOR if start.plan.halvings else 0.0)
@@ -267,6 +275,8 @@ class Round:
             self._start.upload_schema(name)  # refuses a client that the method cannot have
         elif request.order.kind is Kind.TRAIN:
             self._decoded.check(name, content)
+            if self._config.privacy.quantile and reply.metrics.get(WITHIN_CLIP) not in (0.0, 1.0):
+                raise ProtocolError(WITHIN_CLIP, "0 or 1", reply.metrics.get(WITHIN_CLIP, "nothing"))
             if refused := self._guard.refused_change(self._decoded.changes(name, content)):
                 raise DivergedError("upload", *refused)
 
@@ -279,7 +289,8 @@ class Round:
         elif request.order.kind is Kind.TRAIN:
             if self._norm_factor:
                 self._norms[name] = self._decoded.norm(name, content)
-            if self._store.replays or not self._decoded.holds(name):
+            replays = self._store.replays and not self._central  # then by the noised mean
+            if replays or not self._decoded.holds(name):
                 self._store.spool(self._plan.round, name, content)
             self._decoded.accept(name)
 
@@ -358,7 +369,7 @@ class Round:
             log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
             for client in list(self._decoded.clients):  # too few to count
                 self._refuse(client.name, f"upload: expected at least {config.min_replies} replies, got {counted}")
-        elif self._requests and counted < config.min_replies:
+        elif self._requests and counted < config.min_replies and config.privacy.sampling != "poisson":
             replies = "1 reply" if config.min_replies == 1 else f"{config.min_replies} replies"
             raise RoundError(key, f"at least {replies}", f"{counted}: {self._ledger.causes}")
 
@@ -392,6 +403,8 @@ class Round:
             self.note_late(name, None, reason)
         if self._secure:
             self._aggregate_sum()
+        elif self._central:
+            self._add_noise(self._central)
         elif not self._start.closing:
             result = aggregate(self._start, self._guard, self._decoded)
             self.outcome, self.spoilt = result.outcome, result.spoilt
@@ -468,6 +481,15 @@ class Round:
             log.warning("round %d is void: %s", self._plan.round, why)
         self._void = why
 
+    def _add_noise(self, central: CentralNoise) -> None:
+        """Compute the round's result from the noised mean of its uploads; a void round leaves the model as it is."""
+        about = self._start, self._downloads, self._setup, self._decoded, self._replies, self._store
+        self._release = released(central, *about)
+        self.uploads = self._release.uploads
+        self.outcome, self._void = aggregate_released(self._start, self._guard, self.uploads)
+        if self._void:
+            log.warning("round %d is void: %s", self._plan.round, self._void)
+
     def failed(self, server_seconds: float = 0.0) -> RoundRecord:
         """Return what the round has cost although it does not count; its replies are of no use."""
         return replace(self._record(time.monotonic() - self._started, server_seconds), replies={})
@@ -493,6 +515,8 @@ class Round:
             best_round=self._start.best_round,
             summed=self._summed,
             void=self._void,
+            releases=self._release.count if self._release else 0,
+            clip=self._release.clip if self._release else 0.0,
             restarted=tuple(sorted({*(before.restarted if before else ()), *self._start.state.restarting})),
         )
 

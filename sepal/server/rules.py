@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sized
+from typing import Any
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
+from sepal.layout import Layout, statistics
+from sepal.method.algorithms import ServerAlgorithm
 from sepal.method.interface import Method
 from sepal.protocol.types import ClientInfo
 
@@ -26,6 +29,33 @@ def require_capacity(method: Method, width: float, roster: Mapping[str, ClientIn
         why = f"{method.name} has one model for all clients, and {smallest.name} a capacity of {smallest.capacity:.3g}"
         raise ConfigError("width", f"at most {most:g}: {why}", width)
     return least
+
+
+def check_central(algorithm: ServerAlgorithm[Any], method: Method, config: RunConfig) -> None:
+    """Raise if central noise would protect nothing of a method, or not what its rounds ask for.
+
+    Args:
+        algorithm: The method's server algorithm.
+        method: Its record.
+        config: The run's configuration.
+
+    Raises:
+        ConfigError: It exchanges nothing, or running statistics, or has rounds whose uploads are not one mean, or for
+            which not ``clients-per-round`` clients are asked.
+    """
+    if not config.privacy.central:
+        return
+    name = method.name
+    exchanged: Layout = getattr(algorithm, "shared", tuple)()
+    if not exchanged:
+        raise ConfigError("privacy.mode", f"local: {name} sends nothing that could have noise", "central")
+    if statistics(exchanged):
+        expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
+        raise ConfigError("model", f"{expected}, or a method that keeps them on the client", config.model)
+    for plan in map(algorithm.plan, range(1, config.rounds + 1)):
+        if plan.who != "sampled" or plan.phase not in method.summed_phases:
+            expected = f"local: round {plan.round} of {name} is not one mean over clients-per-round clients"
+            raise ConfigError("privacy.mode", expected, "central")
 
 
 def check_novel(share: float, roster: Sized) -> None:

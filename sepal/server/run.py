@@ -16,9 +16,12 @@ from sepal.config.rules import why_no_best
 from sepal.errors import ConfigError, RoundError, StateError
 from sepal.method.interface import Method, RunSetup
 from sepal.protocol.types import ClientInfo, Uploads
+from sepal.server.accounting import before_the_run, check_budget, epsilon_after, exceeds_budget
+from sepal.server.central_noise import CentralNoise
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import REMEDY, first_undone, undone
 from sepal.server.report import RunFigures, metrics_line
+from sepal.server.rules import check_central
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
 from sepal.server.stopping import Stopping
@@ -38,20 +41,26 @@ class ServerRun:
         method: The method's record.
         setup: Model layout, initial weights and configuration.
         store: Stores what is needed to resume. A run that it has is continued.
+        secret: What central noise and a secret draw follow from; empty: from the run's seed.
 
     Attributes:
         state: The run's state.
         fresh: Whether nothing of it is stored yet.
         report: Its figures.
         stopping: Whether it ends early.
+        central: The noise of ``privacy.mode = "central"``; None in another run.
 
     Raises:
         StateError: The stored run has other initial weights.
+        ConfigError: What the method sends cannot have central noise, or not one round is within ``privacy.budget``.
     """
 
-    def __init__(self, method: Method, setup: RunSetup, store: RunStore) -> None:
+    def __init__(self, method: Method, setup: RunSetup, store: RunStore, secret: bytes = b"") -> None:
         self.method, self.setup, self.store = method, setup, store
         self.algorithm = method.make_server(setup)
+        check_central(self.algorithm, method, setup.config)
+        check_budget(setup.config)
+        self.central = CentralNoise.of(setup.config, secret) if setup.config.privacy.central else None
         weights, stored = digest_arrays(setup.start), store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
@@ -82,6 +91,8 @@ class ServerRun:
         self.stopping = self.stopping.plus(record)
         self._halvings, self._lowered_until = record.halvings, record.lowered_until
         report = self.report.plus(record, self.algorithm.plan(record.round).phase)
+        if record.releases and exceeds_budget(self.config, report.released):
+            self.stopping = self.stopping.stopped_by_budget(self.config.privacy.budget)
         self.report = replace(report, stopped=self.stopping.stopped)
 
     def change(self, rounds: int | None, timeout: float | None) -> None:
@@ -149,8 +160,20 @@ class ServerRun:
         if self.stopping.stopped and not closing:  # it closes as at its limit, not with what the schedule has now
             plan, closing = replace(self.algorithm.plan(self.config.rounds + 1), round=round), True
         state, best_round = self._best() if closing and self.config.final_model == "best" else (self.state, 0)
-        start = start_round(self.algorithm, state, replace(plan, halvings=halvings), closing, joined, stores)
+        clip = 0.0 if self.central is None or closing else self.state.clip or self.config.privacy.clip
+        plan = replace(plan, halvings=halvings, clip=clip)
+        start = start_round(self.algorithm, state, plan, closing, joined, stores)
         return replace(start, best_round=best_round)
+
+    def drawn(self, start: RoundStart) -> list[str] | None:
+        """Return whom the server's secret draws for a round; None if who trains does not depend on it."""
+        if self.central is None or not self.central.poisson or start.closing:
+            return None
+        return self.central.drawn(start.state.participants, start.plan.round)
+
+    def allowance(self) -> str:
+        """Return a line about ε after all rounds, in a run with central noise; else nothing."""
+        return before_the_run(self.config) if self.central is not None else ""
 
     def _best(self) -> tuple[RunState, int]:
         """Return the state of the models that were best on validation data, and the round of that evaluation.
@@ -233,7 +256,11 @@ class ServerRun:
         if self.stopping.stopped and not start.closing and record.round < self.config.rounds:
             log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
         scoring = self.setup.task.scoring
-        return metrics_line(record, start.plan, start.closing, metrics, self.report.totals, scoring)
+        line = metrics_line(record, start.plan, start.closing, metrics, self.report.totals, scoring)
+        if self.central is not None and not start.closing:
+            epsilons = epsilon_after(self.config, self.report.released)
+            line["privacy"] = {"clip": start.plan.clip, "releases": record.releases, **epsilons}
+        return line
 
     def save(self) -> None:
         """Write a checkpoint if the last round is one of those that have one."""

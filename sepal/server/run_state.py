@@ -38,6 +38,8 @@ class RunState:
             (``data-changes = "accept"``); ``roster`` has the numbers of now.
         restarting: Sorted names of the clients that had lost the version of their state, and start again as newcomers
             in the next round.
+        clip: With ``privacy.mode = "central"``, the largest norm of an update in the next round; 0 before round 1, and
+            in other runs.
     """
 
     run: str
@@ -52,6 +54,7 @@ class RunState:
     evicted: tuple[str, ...] = ()
     began: Mapping[str, int] = field(default_factory=dict, metadata=SPARING)
     restarting: tuple[str, ...] = field(default=(), metadata=SPARING)
+    clip: float = field(default=0.0, metadata=SPARING)
 
     @property
     def members(self) -> list[str]:
@@ -90,6 +93,9 @@ class RoundRecord:
         void: With secure sums, why no update counts; the server's state is then as before. Empty if the sum counts.
         best_round: In the closing round of a run with ``final-model = "best"``, the round whose full evaluation was
             best: what it started from is evaluated again; else 0.
+        releases: With ``privacy.mode = "central"``, how many different sums of this round were released, noised; 0
+            where nothing was.
+        clip: With it, the largest norm of an update in the next round.
     """
 
     round: int
@@ -111,6 +117,8 @@ class RoundRecord:
     restarted: tuple[str, ...] = field(default=(), metadata=SPARING)
     summed: Mapping[str, float] = field(default_factory=dict, metadata=SPARING)
     void: str = field(default="", metadata=SPARING)
+    releases: int = field(default=0, metadata=SPARING)
+    clip: float = field(default=0.0, metadata=SPARING)
 
 
 @dataclass(frozen=True)
@@ -235,5 +243,6 @@ def advance(
         closed=start.closing,
         evicted=record.evicted,
         restarting=(),
+        clip=record.clip or start.state.clip,
     )
     return after, metrics

@@ -36,7 +36,7 @@ class Stopped:
     """Why a run ended before its limit.
 
     Attributes:
-        by: ``stop-after`` or ``should_stop``.
+        by: ``stop-after``, ``privacy.budget`` or ``should_stop``.
         reason: The same in words.
     """
 
@@ -118,6 +118,13 @@ class Stopping:
         verb = "risen" if measure.higher else "fallen"
         words = f"validation {measure.name} ({self.view}, mean of {POINTS} points) has not {verb} {last}"
         return Stopped("stop-after", words)
+
+    def stopped_by_budget(self, budget: float) -> Stopping:
+        """Return the state after the last round within ``privacy.budget``; nothing if it is stopped already."""
+        if self.stopped:
+            return self
+        reason = f"after another round ε would be above privacy.budget = {budget:g}"
+        return replace(self, stopped=Stopped("privacy.budget", reason))
 
     def stopped_by_caller(self) -> Stopping:
         """Return the state after ``should_stop`` has ended the run."""

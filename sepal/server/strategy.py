@@ -34,6 +34,7 @@ from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import MOST_HALVINGS, REMEDY
+from sepal.server.released_mean import ReleasedMean, replayed_release
 from sepal.server.report import RunFigures
 from sepal.server.roster import Connections
 from sepal.server.round import Round
@@ -62,6 +63,8 @@ class SepalStrategy:
         settle: With ``clients = 0``, the run starts once nobody new has registered for this many seconds.
         pause: Seconds before a client that did not reply is asked again.
         agreed: The keys on which clients must agree with the server; empty: no check.
+        secret: What noise with ``privacy.mode = "central"``, and a secret draw, follow from; empty: from the run's
+            seed, as in a simulation.
     """
 
     def __init__(
@@ -73,11 +76,12 @@ class SepalStrategy:
         settle: float = 3.0,
         pause: float = 1.0,
         agreed: str = "",
+        secret: bytes = b"",
     ) -> None:
         set_threads(setup.config.threads)
         self._method, self._observers, self._settle, self._pause = method, observers, settle, pause
         self.store: RunStore = store or MemoryRunStore()
-        self._run = ServerRun(method, setup, self.store)
+        self._run = ServerRun(method, setup, self.store, secret)
         inert = inert_values(setup.config, setup.hyper) if agreed else {}
         self._connections = Connections(self._run.state.weights, agreed, inert)
         self._connections.version_of = lambda name: self._run.state.versions.get(name, "")
@@ -210,8 +214,10 @@ class SepalStrategy:
         except DamagedError as reason:  # clients still have every version and reply since the checkpoint
             log.warning("%s; round %d is run again", reason, run.state.round + 1)
 
-    def _replayed(self, start: RoundStart, record: RoundRecord) -> RoundUploads | SummedUploads:
+    def _replayed(self, start: RoundStart, record: RoundRecord) -> RoundUploads | SummedUploads | ReleasedMean:
         store, setup = self._run.store, self._run.setup
+        if self._run.central is not None:
+            return SummedUploads([], None) if start.closing or record.void else replayed_release(start, store, setup)
         if setup.config.secure == "off":
             return replayed_uploads(start, record, store, setup)
         if record.void or start.closing or not any(reply.kind is Kind.TRAIN for reply in record.replies.values()):
@@ -234,7 +240,9 @@ class SepalStrategy:
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
         if start.closing:
             run.check_trained()
-        round = Round(start, run.setup, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
+        by_secret = run.drawn(start)
+        chosen, about = drawn if by_secret is None else by_secret, (run.setup, run.store, joined, stores)
+        round = Round(start, *about, connections.evicted, chosen, contact.local, until, run.central)
         self._refuse_lost(round.waiting)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
@@ -324,7 +332,7 @@ class SepalStrategy:
         self,
         record: RoundRecord,
         start: RoundStart,
-        uploads: RoundUploads | SummedUploads,
+        uploads: RoundUploads | SummedUploads | ReleasedMean,
         outcome: Outcome | None = None,
         tell: bool = True,
     ) -> None:
@@ -391,6 +399,8 @@ class SepalStrategy:
         """Log what is about to run."""
         config, title = self.config, f"{self._method.name} on {self.config.dataset}"
         log.info("%s: %d rounds, seed %d, run %s", title, config.rounds, config.seed, self.progress.run)
+        if line := self._run.allowance():
+            log.info("%s", line)
 
 
 def _few(names: Sequence[str]) -> str:

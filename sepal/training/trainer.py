@@ -344,9 +344,10 @@ class Trainer:
     def release(self, update: Values, round: int) -> Released:
         """Return an update, float32 (d,), as ``privacy.*`` allows it to leave the client; see :func:`release`.
 
-        Without ``privacy.clip`` it is returned as it is.
+        Without ``privacy.clip`` it is returned as it is, and where the server adds the noise
+        (``privacy.mode = "central"``): then what is sent is clipped later.
         """
-        if not self.config.privacy.clip:
+        if not self.config.privacy.by_clients:
             return Released(update, update)
         key = self.secret or derive_seed(self.config.seed, "privacy", self.client.name).to_bytes(16, "little")
         return release(update, self.config.privacy, key, round, self.request)

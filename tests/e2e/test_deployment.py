@@ -23,8 +23,11 @@ from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.processes import FlowerError
 from sepal.engines.in_process import run_in_process
+from sepal.runs.central_secret import SECRET
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.run_directory import RunDirectory
+from sepal.server.central_noise import of_seed
+from sepal.storage.files import write_atomically
 from sepal.strategies.assembly import assemble
 from tests.e2e.test_user_files import crowd
 
@@ -36,6 +39,15 @@ CASES = {
     # Nothing is learnt at this rate; five rounds for the first mean, and two without a rise.
     "fedavg-stops": {"method": "fedavg", "lr": 1e-6, "stop-after": 2, "evaluate-every": 0, "rounds": 9},
     "fedavg-secure": {"method": "fedavg", "secure": "sum"},
+    "fedper-central": {
+        "method": "fedper",
+        "clients-per-round": 2,
+        "privacy.mode": "central",
+        "privacy.sampling": "poisson",
+        "privacy.clip": 0.5,
+        "privacy.noise": 0.15,
+        "privacy.quantile": 0.5,
+    },
     "fedavg-sums": {"method": "fedavg", "metric": "balanced-accuracy"},  # clients send sums, not counts
     "ditto-stc-two": {"method": "ditto", "clients-per-round": 2, "compress.name": "stc"},  # residuals on both sides
     "fedpse-all": {"method": "fedpse"},
@@ -67,7 +79,7 @@ DISTURBED = ("fedpse-all", "fedpse-two")  # deployed by the tests that kill a pr
 # Ray starts anew for each, 35 s and more; the deployment runs them all
 SLOW_RAY = "The current node timed out during startup"  # Ray gives its processes 30 s, and no option changes that
 TRIES = 4  # on a busy machine
-SIMULATED = ("fedavg-secure", "pa3dfl-mixed", "fedavg-stops", "ditto-stc-two", "pfedgate-client")
+SIMULATED = ("fedavg-secure", "pa3dfl-mixed", "fedavg-stops", "ditto-stc-two", "pfedgate-client", "fedper-central")
 FLAT = {
     "dataset": "digits",
     "clients": 3,
@@ -132,6 +144,9 @@ def deployment(tmp_path_factory):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in DISTURBED])
 def test_a_deployment_over_grpc_gives_the_same_bits(case, app, deployment, expected, tmp_path):
+    if "privacy.mode" in CASES[case]:  # a deployed server's secret is its own, so here it is given the one of the seed
+        (tmp_path / case).mkdir(mode=0o700)
+        write_atomically(tmp_path / case / SECRET, of_seed(FLAT["seed"]), mode=0o600)
     run = deployment.run_app(app, {**FLAT, **CASES[case], "name": case, "out": str(tmp_path)})
     assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert hashes(tmp_path / case) == expected(case)

@@ -86,6 +86,10 @@ class FlushedStore:
         """Discard parts of the current round."""
         self._memory.drop_parts(round, prefix)
 
+    def note_release(self, round: int, name: str) -> int:
+        """Note a release on disk; return how many different ones there were of this round, before a kill too."""
+        return self._store.note_release(round, name)
+
     def commit(self, record: RoundRecord) -> None:
         """Store the round's record."""
         self._store.commit(record)

@@ -86,7 +86,7 @@ class CompressedClient:
         trained_weights = self.flat.join({p.name: upload.tensors[p.name].dense() for p in self.flat.layout})
         released = self.trainer.release(trained_weights - model + state.residual, plan.round)
         update = compress(released.noised, self.how, self.coding, self.supports.of(plan.round))
-        private = self.setup.config.privacy.clip > 0
+        private = self.setup.config.privacy.by_clients
         rest = without(released.clipped, update.positions()) if private else less(released.noised, update)
         fixed = {p.name: upload.tensors[p.name] for p in self.fixed}
         after = replace(state, inner=inner, held=model, residual=rest, round=plan.round - 1)

@@ -36,6 +36,7 @@ log = logging.getLogger("sepal")
 EVICTED = "evicted"
 ROUND_NAME = re.compile(r"[0-9]{6,9}\Z")
 BEST = "best.safetensors"
+RELEASES = "releases"
 PARTS = "secure"  # of a round with secure sums, in the directory of its uploads
 _CHECKPOINT = re.compile(r"round-[0-9]{6,9}\.safetensors\Z")
 NOBODY: frozenset[str] = frozenset()
@@ -47,6 +48,8 @@ class DiskRunStore:
     ``round-000010.safetensors`` is the state after round 10. ``uploads/000011/`` holds the uploads of round 11, one
     file per client, until no checkpoint needs them. ``records/000011`` is the record of round 11: a line with the
     digest of the JSON, then the JSON. It is written last; a round without a record counts as not completed.
+
+    ``releases`` has a line for each noised sum that was released: its round and what stands for it.
 
     ``best.safetensors`` is the state from which the best full evaluation began.
 
@@ -204,6 +207,15 @@ class DiskRunStore:
         self.check_held()
         for path in self._part(round, "").glob(f"{prefix}*"):
             path.unlink()
+
+    def note_release(self, round: int, name: str) -> int:
+        """Note a release in ``releases``, from which no round that is run again deletes a line; durable."""
+        path = self._directory / RELEASES
+        text = read_text(path, ROWS) if path.exists() else ""
+        names = {line.partition(" ")[2] for line in text.splitlines() if line.partition(" ")[0] == str(round)}
+        if name not in names:
+            write_atomically(path, f"{text}{round} {name}\n".encode(), mode=0o600)
+        return len(names | {name})
 
     def commit(self, record: RoundRecord) -> None:
         """Store the record of a completed round; durable when this returns."""

@@ -80,6 +80,18 @@ class RunStore(Protocol):
         """Delete the parts of a round whose names begin with ``prefix``."""
         ...
 
+    def note_release(self, round: int, name: str) -> int:
+        """Note that a noised sum is about to be released; durable when this returns.
+
+        Args:
+            round: Its round.
+            name: What stands for the sum and its noise: 32 hexadecimal digits.
+
+        Returns:
+            How many different ones of this round have been noted, with this one.
+        """
+        ...
+
     def commit(self, record: RoundRecord) -> None:
         """Store the record of a completed round; durable when this returns."""
         ...

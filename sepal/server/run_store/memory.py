@@ -32,6 +32,7 @@ class MemoryRunStore:
         self._scalars: dict[str, Mapping[str, Scalar]] = {}
         self._parts: dict[str, bytes] = {}
         self._parts_of = 0
+        self._releases: dict[int, set[str]] = {}
 
     def due(self) -> bool:
         """Return False."""
@@ -81,6 +82,12 @@ class MemoryRunStore:
         """Discard parts of the current round."""
         if round == self._parts_of:
             self._parts = {name: data for name, data in self._parts.items() if not name.startswith(prefix)}
+
+    def note_release(self, round: int, name: str) -> int:
+        """Note a release; return how many different ones there were of this round."""
+        names = self._releases.setdefault(round, set())
+        names.add(name)
+        return len(names)
 
     def commit(self, record: RoundRecord) -> None:
         """Do nothing: records are only needed to replay rounds."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
@@ -38,6 +40,8 @@ def journey(records: RecordDict) -> RecordDict:
 @pytest.mark.parametrize("travel", [journey, lambda records: records], ids=["serialised", "in process"])
 def test_an_order_and_a_reply_arrive_as_they_left(content, travel):
     assert read_order(travel(write_order(ORDER, content))) == (ORDER, content)
+    clipped = replace(ORDER, plan=replace(ORDER.plan, clip=0.25))
+    assert read_order(travel(write_order(clipped, content))) == (clipped, content)
     assert read_reply(travel(write_reply(REPLY, content))) == (REPLY, content)
     bare = Order(RUN, Kind.QUERY, Plan(0))
     assert read_order(travel(write_order(bare, content))) == (bare, content)
@@ -148,3 +152,9 @@ def test_reading_is_total_on_junk(records):
 def test_reading_is_total_where_one_field_is_junk(field, value):
     total(read_order, changed(write_order(ORDER, CONTENT), **{field: value}))
     total(read_reply, changed(write_reply(REPLY, CONTENT), **{field: value}))
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("inf"), float("nan"), 1, "1"])
+def test_a_clip_is_a_finite_number_above_0(clip):
+    with pytest.raises(SepalError, match="clip: expected a finite number above 0"):
+        read_order(changed(write_order(ORDER, CONTENT), clip=clip))

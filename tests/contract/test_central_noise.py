@@ -1,0 +1,230 @@
+"""Runs with central noise: what a kill, a lost client and a client that lies mean, and what is on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from sepal.client_app.clipped_uploads import ClippedUploads
+from sepal.config import PrivacySettings
+from sepal.errors import RosterError
+from sepal.protocol.messages import WITHIN_CLIP, read_reply, write_reply
+from sepal.protocol.payloads import seal
+from sepal.protocol.types import Payload
+from sepal.server.central_noise import CentralNoise
+from sepal.server.run_store import DiskRunStore, MemoryRunStore
+from sepal.server.strategy import SepalStrategy
+from sepal.strategies.baselines.fedavg import ServerState
+from sepal.study.method_checks.cases import RoundLog
+from sepal.wire.tensors import whole
+from tests.contract.harness import Killed, Nodes
+from tests.contract.secure_federation import METHOD, SecureFederation
+
+pytest.importorskip("dp_accounting")
+KEYS = {"mode": "central", "clip": 0.4, "noise": 0.3, "quantile": 0.5, "delta": 1e-3}
+
+
+@dataclass
+class CentralFederation(SecureFederation):
+    """Clients that clip."""
+
+    key: bytes = b"k" * 32
+
+    def host(self, name):
+        return replace(super().host(name), clips=ClippedUploads(self.setup.weights, tells=True), tells_divergence=False)
+
+    def server(self, store=None, log=None):
+        observers = [log] if log else []
+        store = store or MemoryRunStore()
+        return SepalStrategy(METHOD, self.setup, store, observers, pause=0.0, secret=self.key)
+
+
+def federation(directory=None, clients=5, rounds=3, privacy=None, **settings):
+    keys = PrivacySettings(**{**KEYS, **(privacy or {})})
+    return CentralFederation(METHOD, rounds, clients, {"privacy": keys, **settings}, directory=directory)
+
+
+class DyingStore(DiskRunStore):
+    dies_at = 0
+
+    def commit(self, record):
+        if record.round == self.dies_at:
+            DyingStore.dies_at = 0
+            raise Killed
+        super().commit(record)
+
+
+def outcome(strategy):
+    return strategy.progress.server.weights["w"].tobytes(), strategy.progress.clip, dict(strategy.progress.versions)
+
+
+def run(world, store=None):
+    log = RoundLog()
+    strategy = world.server(store, log)
+    strategy.start(Nodes(world))
+    return strategy, log
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_server_that_was_killed_reaches_the_same_bits_and_charges_each_round_once(tmp_path, sampling):
+    keys = {"privacy": {"sampling": sampling, "noise": 0.15}, "clients_per_round": 2} if sampling == "poisson" else {}
+    whole_run, _ = run(federation(tmp_path / "whole", **keys))
+    world, DyingStore.dies_at = federation(tmp_path / "killed", **keys), 2
+    with pytest.raises(Killed):
+        run(world, DyingStore(tmp_path / "store", ServerState))
+    again, log = run(world, DyingStore(tmp_path / "store", ServerState))
+    assert outcome(again) == outcome(whole_run)
+    assert [record.releases for record in log.records] == [1, 1, 0]
+    assert dict(again.report.released.rounds) == {1: 3}
+
+
+def test_a_recorded_round_is_replayed_from_its_noised_mean_and_not_noised_again(tmp_path):
+    """With another secret, a second noise on the same sum would show."""
+    world = federation(tmp_path / "a", checkpoint_every=10)
+    first, _ = run(world)
+    second = federation(tmp_path / "b", checkpoint_every=10)
+    DyingStore.dies_at = 3
+    with pytest.raises(Killed):
+        run(second, DyingStore(tmp_path / "store", ServerState))
+    second.key = b"another"
+    replayed = []
+
+    class Watching(CentralNoise):
+        def released(self, total, clip, round):
+            replayed.append(round)
+            return super().released(total, clip, round)
+
+    strategy = second.server(DyingStore(tmp_path / "store", ServerState))
+    strategy._run.central = Watching.of(second.setup.config, b"k" * 32)
+    strategy.start(Nodes(second))
+    assert replayed == [3]
+    assert outcome(strategy) == outcome(first)
+
+
+def test_other_clients_after_a_kill_make_another_release_which_is_charged(tmp_path):
+    world, DyingStore.dies_at = federation(tmp_path / "w", on_missing="skip"), 2
+    with pytest.raises(Killed):
+        run(world, DyingStore(tmp_path / "store", ServerState))
+    world.gone.add("client-4")
+    strategy, _ = run(world, DyingStore(tmp_path / "store", ServerState))
+    assert dict(strategy.report.released.rounds) == {1: 2, 2: 1}
+    assert strategy.report.released.clients["client-0"] == 4
+
+
+def test_no_clients_update_is_stored_and_the_noised_mean_is(tmp_path):
+    world = federation(tmp_path / "w")
+    run(world, DiskRunStore(tmp_path / "store", ServerState))
+    files = {path.name for path in (tmp_path / "store" / "uploads").rglob("*") if path.is_file()}
+    assert files == {"released"}
+
+
+def test_a_lost_noised_mean_ends_the_run_where_clients_have_gone_on(tmp_path):
+    """The round would be run again: clients that have answered the next one would be in two releases."""
+    world, DyingStore.dies_at = federation(tmp_path / "w", checkpoint_every=10, timeout=0.5), 3
+    with pytest.raises(Killed):
+        run(world, DyingStore(tmp_path / "store", ServerState))
+    (tmp_path / "store" / "uploads" / "000002" / "secure" / "released").unlink()
+    with pytest.raises(RosterError, match="goes on from an older copy"):
+        run(world, DiskRunStore(tmp_path / "store", ServerState))
+
+
+def forged(which):
+    """Return what client-1 sends in round 2 in place of its reply."""
+
+    def change(round, kind, name, reply):
+        if (round, kind, name) != (2, "train", "client-1"):
+            return reply
+        return which(*read_reply(reply))
+
+    return change
+
+
+def test_a_client_that_does_not_clip_is_clipped_by_the_server(monkeypatch):
+    """Its change of norm 8·√6 counts as one of norm C: the sum of 5 is no longer than 5·2^40 steps."""
+    from sepal.protocol.messages import version
+
+    def long(reply, content):
+        moved = seal(Payload({"w": whole(np.full(6, 8, np.float32))}))
+        name = version(2, reply.base, reply.download, moved.digest())
+        return write_reply(replace(reply, version=name), moved)
+
+    world, sums = federation(rounds=2), []
+    world.forged = forged(long)
+    summed = CentralNoise.summed
+    monkeypatch.setattr(CentralNoise, "summed", lambda self, *a: sums.append(summed(self, *a)) or sums[-1])
+    strategy, _ = run(world)
+    assert "client-1" in strategy.progress.versions
+    assert np.linalg.norm(sums[1].entries.astype(float)) <= 5 * 2.0**40
+
+
+@pytest.mark.parametrize("bit", [0.5, 7.0, None])
+def test_a_bit_that_is_none_is_refused(bit):
+    def lies(reply, content):
+        metrics = {key: value for key, value in reply.metrics.items() if key != WITHIN_CLIP}
+        return write_reply(replace(reply, metrics=metrics | ({} if bit is None else {WITHIN_CLIP: bit})), content)
+
+    world = federation(rounds=2, on_missing="skip")
+    world.forged = forged(lies)
+    _, log = run(world)
+    assert [entry.client for entry in log.records[1].ledger if entry.status == "refused"] == ["client-1"]
+
+
+def test_all_clients_of_a_round_clip_alike_and_the_clip_is_that_of_the_record():
+    world = federation(rounds=3)
+    orders = []
+    handle = world._handle
+
+    def listening(message):
+        from sepal.protocol.messages import read_order
+
+        orders.append(read_order(message.content)[0].plan)
+        return handle(message)
+
+    world._handle = listening
+    _, log = run(world)
+    clips = [{plan.clip for plan in orders if plan.round == round} for round in (1, 2, 3)]
+    assert clips == [{0.4}, {log.records[0].clip}, {log.records[1].clip}]
+    assert log.records[0].clip not in (0.0, 0.4)
+
+
+def test_an_empty_round_releases_noise_all_the_same():
+    """With a probability of 1/250, five clients: most rounds have nobody. Each is a release, and moves the model."""
+    world = federation(rounds=4, clients_per_round=1, privacy={"sampling": "poisson", "noise": 0.05})
+    strategy = world.server(log=(log := RoundLog()))
+    strategy._run.central = replace(strategy._run.central, population=250)
+    strategy.start(Nodes(world))
+    empty = [record for record in log.records[:4] if not record.sampled]
+    assert len(empty) >= 2
+    assert [record.releases for record in log.records] == [1, 1, 1, 1, 0]
+
+
+def test_a_model_that_cannot_be_used_makes_the_round_void_and_is_charged(monkeypatch):
+    from sepal.server.guard import Guard
+
+    monkeypatch.setattr(Guard, "unusable", lambda self, after: "w is odd")
+    strategy, log = run(federation(rounds=2))
+    assert [(record.releases, bool(record.void)) for record in log.records[:2]] == [(1, True), (1, True)]
+    assert (strategy.progress.server.weights["w"] == strategy.setup.weights["w"]).all()
+    assert log.lines[1]["privacy"]["epsilon_no_amplification"] > log.lines[0]["privacy"]["epsilon_no_amplification"]
+
+
+def test_a_budget_ends_the_run_also_after_a_restart(tmp_path):
+    world = federation(tmp_path / "w", rounds=6, privacy={"budget": 20.0, "noise": 0.45})
+    strategy, log = run(world, DiskRunStore(tmp_path / "store", ServerState))
+    ends = strategy.progress.round - 1
+    assert 0 < ends < 6
+    assert strategy.report.stopped.by == "privacy.budget"
+    assert log.lines[ends - 1]["privacy"]["epsilon_no_amplification"] <= 20
+    again = world.server(DiskRunStore(tmp_path / "store", ServerState))
+    assert again.report.stopped.by == "privacy.budget"
+
+
+def test_a_draw_of_more_clients_than_expected_asks_them_all():
+    """With a probability of 1/1, all five are drawn where one is expected; the sum is divided by 1 all the same."""
+    world = federation(rounds=1, clients_per_round=1, privacy={"sampling": "poisson", "noise": 0.05})
+    strategy = world.server(log=(log := RoundLog()))
+    strategy._run.central = replace(strategy._run.central, population=1)
+    strategy.start(Nodes(world))
+    assert len(log.records[0].sampled) == 5
