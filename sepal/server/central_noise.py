@@ -35,7 +35,7 @@ SMALLEST_CLIP, LARGEST_CLIP = 1e-12, 1e12
 
 
 @dataclass(frozen=True)
-class Sum:
+class ClippedSum:
     """What is computed of a round's updates before there is noise. It must not leave the server.
 
     Attributes:
@@ -108,7 +108,7 @@ class CentralNoise:
         message = f"sepal central draw|{round}|{name}".encode()
         return int.from_bytes(hmac.digest(self.secret, message, "sha256")[:16], "little")
 
-    def summed(self, changes: Iterable[tuple[Values, bool]], size: int, clip: float, of: str) -> Sum:
+    def summed(self, changes: Iterable[tuple[Values, bool]], size: int, clip: float, of: str) -> ClippedSum:
         """Return the sum of clipped updates.
 
         Args:
@@ -122,17 +122,17 @@ class CentralNoise:
         for change, was_within in changes:
             total += on_grid(change, clip)
             within += 1 if was_within else -1
-        return Sum(total, within if self.quantile else 0, of)
+        return ClippedSum(total, within if self.quantile else 0, of)
 
-    def _key(self, total: Sum, clip: float, round: int) -> bytes:
+    def _key(self, total: ClippedSum, clip: float, round: int) -> bytes:
         about = [round, clip.hex(), self.noise.hex(), self.quantile.hex(), self.clients, total.digest()]
         return hmac.digest(self.secret, f"sepal central noise|{json.dumps(about)}".encode(), "sha256")
 
-    def name(self, total: Sum, clip: float, round: int) -> str:
+    def name(self, total: ClippedSum, clip: float, round: int) -> str:
         """Return what stands for a release, 32 hexadecimal digits: the same for the same sum, no help to guess it."""
         return hmac.digest(self._key(total, clip, round), b"name", "sha256").hex()[:32]
 
-    def released(self, total: Sum, clip: float, round: int) -> tuple[npt.NDArray[np.float64], float]:
+    def released(self, total: ClippedSum, clip: float, round: int) -> tuple[npt.NDArray[np.float64], float]:
         """Return what leaves the mechanism: the noised mean, float64 (d,), and the clip of the next round.
 
         Args:

@@ -155,7 +155,7 @@ def test_a_record_before_the_checkpoint_that_cannot_be_read_is_named(store, tmp_
 def test_a_checkpoint_holds_what_recovery_needs_and_no_figures():
     """A figure in here would change the format of every checkpoint with each new figure."""
     names = {"run", "round", "server", "weights", "versions", "stores", "roster", "closed", "novel", "evicted"}
-    assert {field.name for field in fields(RunState)} == {*names, "began", "restarting"}
+    assert {field.name for field in fields(RunState)} == {*names, "began", "restarting", "clip"}
 
 
 def damage(path, how):
