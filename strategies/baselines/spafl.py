@@ -195,7 +195,7 @@ def key(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class PenalisedLoss(Capturable):
+class LossOfThresholds(Capturable):
     """The loss plus ``strength``·Σ exp(-τ)."""
 
     TENSORS: ClassVar[tuple[str, ...]] = ("strength",)
@@ -295,7 +295,7 @@ class SpaFLClient(Rows, ClientBase[ClientState]):
         escape = Escape(*({name: network.tensors[pair[side]] for name, pair in named.items()} for side in (0, 1)))
         escape(module)
         strength = torch.tensor(self.penalty(plan.round), dtype=torch.float32, device=self.trainer.device)
-        hooks = Hooks(PenalisedLoss(strength, dict(module.thresholds.items()), self.trainer.loss), after_step=escape)
+        hooks = Hooks(LossOfThresholds(strength, dict(module.thresholds.items()), self.trainer.loss), after_step=escape)
         of_thresholds = ParameterGroup(list(module.thresholds.values()), weight_decay=0.0)
         groups = [ParameterGroup(list(module.model.parameters())), of_thresholds]
         present = {named[name][0]: float(on.mean()) for name, on in self.on(start, received).items()}
