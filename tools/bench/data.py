@@ -22,7 +22,7 @@ def load_series(client: int) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def load_cifar(client: int) -> tuple[np.ndarray[Any, Any], ...]:
-    """Return 50 training images, as a user of pfl's benchmark on CIFAR-10 has, and 10 of test, float32 (n, 3, 32, 32)."""
+    """Return 50 training images, as users have in pfl's benchmark, and 10 of test, float32 (n, 3, 32, 32)."""
     return _drawn(client, 50, (3, 32, 32), 10)
 
 

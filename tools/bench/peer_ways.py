@@ -274,7 +274,8 @@ def sepal(row: Workload) -> list[float]:
 
     keys = {"model": small.MODELS[row.model], "own.data": f"tools.bench.{row.load}", "batch-size": row.batch}
     keys |= {"clients": row.registered, "clients-per-round": row.sampled, "rounds": row.rounds, "lr": RATE}
-    keys |= {"own.shape": "x".join(map(str, row.images(0)[0].shape[1:])), "clip-gradient": 0.0, "evaluate-clients": row.sampled}
+    keys |= {"clip-gradient": 0.0, "evaluate-clients": row.sampled}
+    keys |= {"own.shape": "x".join(map(str, row.images(0)[0].shape[1:]))}
     run_in_process(assemble({**FLAT, **keys}), observers=[SepalClock()])
     return seconds
 
