@@ -125,7 +125,7 @@ class Slurm:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 timeout=PATIENCE,
                 check=False,

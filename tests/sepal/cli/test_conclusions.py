@@ -117,7 +117,8 @@ def rising(tmp_path):
                 for view in ("received", "trained"):
                     mean = 0.05 * row["round"] if method == "fedavg" and view == "received" else 0.5
                     row["validation"][view] = {**first["validation"][view], "mean": mean}
-            (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, last]))
+            rows.append({**last, "round": len(rows) + 1})
+            (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return tmp_path
 
 
