@@ -88,9 +88,12 @@ def papers_table(all_results: Sequence[BlockResults]) -> Iterator[str]:
             )
             lines.append([f"{LOOKS[name].name}, `{all_results[0].named(name).own_key}` = {value:g}", *cells])
     yield from table(["points from FedAvg + fine-tuning", *(results.block.name for results in all_results)], lines)
-    yield "Where there are reported runs: test data, what a client holds. Else *trials*: validation data, the best of"
-    yield "the rates tried, of one seed or three, without an interval. In brackets: what the trials chose, if it is"
-    yield f"another value. Missing: {missing} reported runs."
+    if missing:
+        yield "Where there are reported runs: test data, what a client holds. Else *trials*: validation data, the best of"
+        yield "the rates tried, of one seed or three, without an interval. In brackets: what the trials chose, if it is"
+        yield f"another value. Missing: {missing} reported runs."
+    else:
+        yield "Test data, what a client holds. In brackets: what the trials chose, if it is another value."
     yield ""
 
 
