@@ -95,6 +95,22 @@ def test_density_is_from_trials_of_the_same_seeds_as_the_yardsticks(two):
     assert shown["subfedavg", 50]["published"]
 
 
+def test_density_is_of_one_variant_of_a_method(two):
+    """The authors' code was tried at one value alone: that value would be ahead by its variant."""
+    rows = list(two[0].design.rows.values())
+    better = [
+        run_record.model_copy(update={"validation": {"kept": 0.99, "trained": 0.99}})
+        if run_record.config.get("pfedgate.gating") == "batch"
+        else run_record
+        for run_record in rows
+    ]
+    assert better != rows
+    results = BlockResults(Design(read_block("a"), better))
+    values = density.tried(results, results.named("pfedgate"), TUNING)
+    assert values
+    assert max(values.values()) < 0.95
+
+
 def test_what_has_the_papers_value_in_its_reported_runs_is_not_read_from_trials():
     block_results = block("d")
     # the trials chose .1 of FedPSE; fedpse-1 has .01 with a rate that was chosen for .1; pfedgate-third is for .3
