@@ -93,8 +93,8 @@ def papers_table(all_results: Sequence[BlockResults]) -> Iterator[str]:
     yield from table(["points from FedAvg + fine-tuning", *(results.block.name for results in all_results)], lines)
     if missing:
         yield "Where there are reported runs: test data, what a client holds. Else *trials*: validation data, the best"
-        yield "of the rates tried, of one seed or three, without an interval. In brackets: what the trials chose, if it is"
-        yield f"another value. Missing: {missing} reported runs."
+        yield "of the rates tried, of one seed or three, without an interval. In brackets: what the trials chose,"
+        yield f"if it is another value. Missing: {missing} reported runs."
     else:
         yield "Test data, what a client holds. In brackets: what the trials chose, if it is another value."
     yield ""
@@ -132,8 +132,8 @@ def picture(all_results: Sequence[BlockResults]) -> str:
     panels = [_panel([row for row in rows if row["block"] == results.block.name], results) for results in all_results]
     grid = [alt.hconcat(*panels[n : n + 2], spacing=24) for n in range(0, len(panels), 2)]
     reading = [
-        "Points from FedAvg + fine-tuning on validation data, best rate tried.",
-        "Outline: one seed, not three. Ring: the paper's value. All as the papers have it, not their code.",
+        "Points from FedAvg + fine-tuning on validation data, best rate tried,",
+        "methods as their papers have them. Outline: one seed, not three. Ring: the paper's value.",
     ]
     whole = alt.vconcat(_legend(), *grid, spacing=14)
     return svg(whole, "Accuracy against density, in the trials", reading, _spoken(rows))
