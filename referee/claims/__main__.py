@@ -97,11 +97,11 @@ def row_of(rows: Sequence[RunRecord], config: Mapping[str, Any]) -> RunRecord:
 
 
 def measure(row: RunRecord) -> str:
-    """Return a run's bytes each way, its validation accuracy, and whether a layer of its model is empty."""
+    """Return a run's bytes each way, its validation accuracy, and the density of its emptiest layer, if it is known."""
     figures, accuracy = row.figures, row.validation[row.deployed]
     up, down = (f"{figures[way]:,.0f} ({100 * figures[way] / figures['dense']:.1f} %)" for way in ("up", "down"))
-    empty = ", with a layer of zeros" if figures.get("lowest-density") == 0 else ""
-    return f"up {up}, down {down}, validation accuracy {accuracy:.2f} (*{row.deployed}*){empty}"
+    lowest = f", emptiest layer {100 * figures['lowest-density']:.1f} %" if "lowest-density" in figures else ""
+    return f"up {up}, down {down}, validation accuracy {accuracy:.2f} (*{row.deployed}*){lowest}"
 
 
 def pages() -> dict[Path, str]:

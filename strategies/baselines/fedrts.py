@@ -117,7 +117,9 @@ class FedRTSServer(ServerBase[ServerState]):
         keys, rounds = (self.hyper.until, self.hyper.adjust_every), self.setup.config.rounds
         if any(keys) and self.hyper.keep < 1 and not self.every <= min(rounds, self.last - 1):
             key, value = ("adjust-every", keys[1]) if keys[1] else ("until", keys[0])
-            expected = f"one with a round that adjusts masks before T_end, which is {self.last} of {rounds} rounds"
+            expected = (
+                f"one with an adjustment at k > 0, that is before T_end, and T_end is {self.last} of {rounds} rounds"
+            )
             raise ConfigError(f"fedrts.{key}", expected, value)
 
     def init(self) -> ServerState:

@@ -64,7 +64,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Hyper(Settings):
     """SparsyFed's keys."""
 
-    # The authors' README: α 1.25, and .05 of a ResNet-18's 11 million weights. A small model learns slowly with so few.
+    # The authors' README: α 1.25, and .05 of a ResNet-18's 11 million weights. NOTES.md has why keep is larger here.
 
     alpha: float = Field(1.25, ge=1, le=4, description="α, power of the weights; 1: they are used as they are")
     keep: float = Field(0.2, gt=0, le=1, description="1 - s, share of the weights that a client uploads")
@@ -156,6 +156,7 @@ class SparsyFedServer(Powers, ServerBase[ServerState]):
         shapes = {p.name: p.shape for p in self.pruned.layout}
         mean: dict[str, Any] = dict(sparse_mean(uploads, shapes, self.weigh, self.robust))
         if self.hyper.largest == "change":
+            # Not to the rounded weights that clients got: rounded anew each round, they would lose small changes
             mean = {name: state.weights[name] + change for name, change in mean.items()}
         mean |= weighted_mean(uploads, state.weights, [p.name for p in self.others], self.weigh, self.robust)
         weights = {p.name: mean[p.name].astype(np.float32) for p in self.layout}

@@ -118,12 +118,12 @@ def test_by_default_masks_move_in_short_runs_too(rounds, expected):
 @pytest.mark.parametrize(
     ("keys", "error"),
     [
-        ({"fedrts.adjust-every": 10, "fedrts.until": 0}, r"fedrts\.adjust-every: expected .* T_end, which is 10 of 20"),
+        ({"fedrts.adjust-every": 10, "fedrts.until": 0}, r"fedrts\.adjust-every: expected .* T_end is 10 of 20"),
         ({"fedrts.adjust-every": 30, "fedrts.until": 300}, r"fedrts\.adjust-every: "),
-        ({"fedrts.adjust-every": 0, "fedrts.until": 1}, r"fedrts\.until: expected .* T_end, which is 1 of 20"),
+        ({"fedrts.adjust-every": 0, "fedrts.until": 1}, r"fedrts\.until: expected .* T_end is 1 of 20"),
     ],
 )
-def test_keys_with_which_no_entry_would_ever_move_are_refused(keys, error):
+def test_keys_with_which_clients_would_never_report_are_refused(keys, error):
     with pytest.raises(ConfigError, match=error):
         toy(rounds=20, **keys)
     toy(rounds=20, **{"fedrts.keep": 1.0, **keys})
