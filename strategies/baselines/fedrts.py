@@ -56,6 +56,7 @@ from sepal.strategies.baselines.feddst import FedDSTClient, budgets, everywhere,
 from sepal.strategies.registration import register
 from sepal.wire.tensors import TensorSpec, members
 
+SHORTEST = 4  # rounds in which masks are adjusted by default; shorter runs are trials
 Scores = Mapping[str, npt.NDArray[np.float64]]
 
 
@@ -115,7 +116,8 @@ class FedRTSServer(ServerBase[ServerState]):
     def __init__(self, setup: RunSetup) -> None:
         super().__init__(setup)
         keys, rounds = (self.hyper.until, self.hyper.adjust_every), self.setup.config.rounds
-        if any(keys) and self.hyper.keep < 1 and not self.every <= min(rounds, self.last - 1):
+        never = self.every > min(rounds, self.last - 1)
+        if never and any(keys) and self.hyper.keep < 1 and rounds >= SHORTEST:
             key, value = ("adjust-every", keys[1]) if keys[1] else ("until", keys[0])
             expected = (
                 f"one with an adjustment at k > 0, that is before T_end, and T_end is {self.last} of {rounds} rounds"

@@ -127,6 +127,7 @@ def test_keys_with_which_clients_would_never_report_are_refused(keys, error):
     with pytest.raises(ConfigError, match=error):
         toy(rounds=20, **keys)
     toy(rounds=20, **{"fedrts.keep": 1.0, **keys})
+    toy(rounds=3, **keys)  # a trial
 
 
 def test_a_client_that_was_away_gets_the_new_mask():
