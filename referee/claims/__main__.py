@@ -18,9 +18,9 @@ ROWS, CLAIMS = RESULTS / "claims.ndjson", ROOT / "referee/claims/claims.toml"
 KEYS: Mapping[str, Any] = {
     "dataset": "digits",
     "clients": 4,
-    "rounds": 10,
+    "rounds": 60,
     "partition.subsample": 240,
-    "lr": 0.05,
+    "lr": 0.2,
     "evaluate-every": 0,
     "evaluate-sampled": False,
     "seed": 0,
@@ -28,18 +28,24 @@ KEYS: Mapping[str, Any] = {
 
 
 class EachWay:
-    """Adds up the bytes of accepted messages of training: their number, and what a whole model would take."""
+    """Adds up the bytes of accepted messages of training: their number, and what a whole model would take.
+
+    It keeps the lowest density of a layer of the last round, where a method's server says it.
+    """
 
     def __init__(self) -> None:
         self.messages = {"up": 0, "down": 0}
         self.payload = {"up": 0, "down": 0}
         self.dense = 0
+        self.last: dict[str, float] = {}
 
     def opened(self, progress: Any, total: int) -> None:
         """Do nothing."""
 
     def round(self, progress: Any, record: Any, line: Any) -> None:
         """Add the messages of a round; not the empty downloads of the first."""
+        lowest = line["method"].get("lowest-density")
+        self.last = self.last if lowest is None else {"lowest-density": round(lowest, 6)}
         for entry in record.ledger:
             if entry.purpose == "training" and entry.status == "accepted" and entry.payload:
                 self.messages[entry.direction] += 1
@@ -50,9 +56,9 @@ class EachWay:
         """Do nothing."""
 
     def figures(self) -> dict[str, float]:
-        """Return the mean bytes of a message each way, and those of a whole model."""
+        """Return the mean bytes of a message each way, those of a whole model, and what a server says of layers."""
         means = {way: round(self.payload[way] / self.messages[way], 1) for way in self.payload}
-        return {**means, "dense": float(self.dense)}
+        return {**means, "dense": float(self.dense), **self.last}
 
 
 def claims() -> dict[str, dict[str, Any]]:
@@ -60,35 +66,42 @@ def claims() -> dict[str, dict[str, Any]]:
     return tomllib.loads(CLAIMS.read_text(encoding="utf-8"))
 
 
-def config_of(method: str, claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a method's measured run."""
-    return {**KEYS, "method": method, **claim["keys"]}
+def configs_of(method: str, claim: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the keys of a method's measured runs, by what they are called."""
+    return {run["about"]: {**KEYS, "method": method, **run["keys"]} for run in claim.get("runs", ())}
 
 
-def execute(method: str, claim: Mapping[str, Any], commit: str) -> RunRecord:
+def execute(config: Mapping[str, Any], commit: str) -> RunRecord:
     """Run a method, and return its record."""
     bytes_each_way = EachWay()
-    record = recorded(config_of(method, claim), {}, commit, (), observers=[bytes_each_way])
+    record = recorded(config, {}, commit, (), observers=[bytes_each_way])
     return record.model_copy(update={"figures": bytes_each_way.figures()})
 
 
 def lines(rows: Sequence[RunRecord]) -> list[dict[str, str]]:
     """Return the cells of each method's line."""
-    by_method = {row.method: row.figures for row in rows}
     table = []
     for method, claim in claims().items():
         where = f"{claim['repository']} @ {claim['commit']}: {', '.join(f'`{place}`' for place in claim['at'])}"
         if not claim["release"]:
             where = f"not the authors' release; {where}"
-        ours = "not in Sepal"
-        if claim["ours"]:
-            figures = by_method[method]
-            up, down = (
-                f"{figures[way]:,.0f} ({100 * figures[way] / figures['dense']:.1f} %)" for way in ("up", "down")
-            )
-            ours = f"{claim['ours']}. Measured, {claim['about']}: up {up}, down {down}"
+        measured = [f"{about}: {measure(row_of(rows, config))}" for about, config in configs_of(method, claim).items()]
+        ours = f"{claim['ours']}. Measured, {'; '.join(measured)}" if measured else "not in Sepal"
         table.append({"method": method, "claim": claim["claim"], "code": claim["code"], "where": where, "ours": ours})
     return table
+
+
+def row_of(rows: Sequence[RunRecord], config: Mapping[str, Any]) -> RunRecord:
+    """Return the row of a run."""
+    return next(row for row in rows if row.config == config)
+
+
+def measure(row: RunRecord) -> str:
+    """Return a run's bytes each way, its validation accuracy, and the density of its emptiest layer, if it is known."""
+    figures, accuracy = row.figures, row.validation[row.deployed]
+    up, down = (f"{figures[way]:,.0f} ({100 * figures[way] / figures['dense']:.1f} %)" for way in ("up", "down"))
+    lowest = f", emptiest layer {100 * figures['lowest-density']:.1f} %" if "lowest-density" in figures else ""
+    return f"up {up}, down {down}, validation accuracy {accuracy:.2f} (*{row.deployed}*){lowest}"
 
 
 def pages() -> dict[Path, str]:
@@ -106,10 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options("python -m referee.claims", __doc__, hours=1.0).parse_args(arguments)
     stored = [row.config for row in read(ROWS)]
     for method, claim in claims().items():
-        if claim["ours"] and config_of(method, claim) not in stored:
-            record = execute(method, claim, commit_now())
-            append(ROWS, record)
-            print(method, record.figures, flush=True)
+        for about, config in configs_of(method, claim).items():
+            if config not in stored:
+                record = execute(config, commit_now())
+                append(ROWS, record)
+                print(method, about, record.figures, record.validation, flush=True)
 
 
 if __name__ == "__main__":

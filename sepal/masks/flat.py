@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sepal.layout import Layout
+from sepal.masks.packed import Mask
+from sepal.masks.selection import top_k
 from sepal.wire.tensors import Index, SparseTensor, Tensors, ValueCoding, Values
 
 
@@ -37,6 +40,13 @@ class Flat:
         starts = self.starts()
         pieces = zip(self.layout, starts, starts[1:], strict=False)
         return {p.name: vector[begin:end].reshape(p.shape) for p, begin, end in pieces}
+
+    def largest(self, arrays: Mapping[str, npt.NDArray[np.float32]], k: int) -> dict[str, Mask]:
+        """Return masks of the k entries that are largest of all tensors together, ties by the lowest position."""
+        chosen: Any = np.zeros(self.size, np.bool_)
+        chosen[top_k(self.join(arrays), k)] = True
+        masks: Any = self.cut(chosen)  # it cuts arrays of any type
+        return dict(masks)
 
     def gather(self, tensors: Tensors) -> tuple[Index, Values]:
         """Return sparse tensors as (increasing positions in the flat vector, values)."""

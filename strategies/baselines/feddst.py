@@ -174,6 +174,10 @@ class ApplyMasks(Capturable):
 class FedDSTClient(FedAvgClient):
     """Trains with a mask, and readjusts it if the plan says so."""
 
+    def first_masks(self) -> Masks:
+        """Return the masks of round 1."""
+        return first_masks(self.setup)
+
     def download_schema(self, state: object, plan: Plan) -> Schema:
         """Admit the global model and its masks; in round 1 an empty payload, because both follow from W_0."""
         return Schema() if plan.round == 1 else Schema(at_masks_specs(self.layout, sizes(self.setup)))
@@ -181,7 +185,7 @@ class FedDSTClient(FedAvgClient):
     def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the sparse global model."""
         weights = super().received_weights(state, download, plan)
-        return weights if download.tensors else masked(weights, first_masks(self.setup))
+        return weights if download.tensors else masked(weights, self.first_masks())
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train with the received masks, readjust them if the plan says so, and upload weights and new masks."""
@@ -195,7 +199,7 @@ class FedDSTClient(FedAvgClient):
             masks = {name: regrow(gradient[name], mask, grown[name]) for name, mask in pruned.items()}
             model = masked(model, pruned)
             if after:
-                model, _ = self._fit(model, masks, plan, after, "after")
+                model, _ = self._fit(model, masks, plan, after, "after", gradient=False)
         else:
             model, _ = self._fit(start, masks, plan, epochs)
         sent = at_masks(model, everywhere(masks, self.layout), self.coding, derived=not fraction)
@@ -204,16 +208,20 @@ class FedDSTClient(FedAvgClient):
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train with the received masks."""
         start, epochs = self.received_weights(state, download, plan), self.setup.config.local_epochs
-        return ClientState(self._fit(start, self._masks(download), plan, epochs)[0])
+        return ClientState(self._fit(start, self._masks(download), plan, epochs, gradient=False)[0])
 
     def _masks(self, download: Payload) -> Masks:
         tensors = download.tensors
-        return {name: tensors[name].mask() for name in budgets(self.setup)} if tensors else first_masks(self.setup)
+        return {name: tensors[name].mask() for name in budgets(self.setup)} if tensors else self.first_masks()
 
     def _fit(
-        self, start: Weights, masks: Masks, plan: Plan, epochs: int, purpose: str = "train"
+        self, start: Weights, masks: Masks, plan: Plan, epochs: int, purpose: str = "train", gradient: bool = True
     ) -> tuple[Weights, Weights]:
-        """Return the model after ``epochs`` with ``masks``, and the gradient of the last batch at that model."""
+        """Return the model after ``epochs`` with ``masks``, and the gradient of the last batch at that model.
+
+        Where there was no batch, as with one example and batch normalisation, the gradient is 0. It is empty in rounds
+        that do not change masks, and without ``gradient``.
+        """
         network = self.trainer.network()
         network.load(start)
         factors = {name: torch.from_numpy(mask).to(self.trainer.device) for name, mask in masks.items()}
@@ -222,8 +230,10 @@ class FedDSTClient(FedAvgClient):
         share = density(masks)
         self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose=purpose, density=share)
         model = network.read()
-        if not plan.scalars["fraction"]:
+        if not (gradient and plan.scalars["fraction"]):
             return model, {}
+        if not batch:
+            return model, {name: np.zeros_like(model[name]) for name in masks}
         network.module.zero_grad(set_to_none=True)
         with self.trainer.randomness(plan.round, "gradient"):
             self.trainer.loss_of(network.module, *batch).backward()  # type: ignore[no-untyped-call]

@@ -16,8 +16,8 @@ predicts with *received*; *kept* is the client's model of its last local epochs.
 
 What was read of the code is not the authors' release: NOTES.md says what, and where paper and code differ. Deviations:
 numbers are drawn from the run's seed, where the code seeds them by the round alone; rounds count from 1 here; the
-client that has the mean written into its upload by the code has a vote of its own; T_end is the middle of the run if
-it is not set, and k is 0 from then on, where the cosine would rise again.
+client that has the mean written into its upload by the code has a vote of its own; if they are not set, T_end is the
+middle of the run and ΔT at most a quarter of that; k is 0 from T_end on, where the cosine would rise again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from sepal.config import Settings
+from sepal.errors import ConfigError
 from sepal.masks.packed import Mask, Masks, masked
 from sepal.masks.schedules import cosine
 from sepal.masks.selection import largest
@@ -55,6 +56,7 @@ from sepal.strategies.baselines.feddst import FedDSTClient, budgets, everywhere,
 from sepal.strategies.registration import register
 from sepal.wire.tensors import TensorSpec, members
 
+SHORTEST = 4  # rounds in which masks are adjusted by default; shorter runs are trials
 Scores = Mapping[str, npt.NDArray[np.float64]]
 
 
@@ -67,7 +69,9 @@ class Hyper(Settings):
     strength: float = Field(10.0, gt=0, description="λ, weight of a round's outcome in α and β")
     aggregate: float = Field(0.5, ge=0, le=1, description="γ, weight of the mean's outcome beside the clients'")
     fraction: float = Field(0.4, ge=0, le=1, description="α_adj, share of a layer's entries that may move, at first")
-    adjust_every: int = Field(10, ge=1, description="ΔT, rounds between adjustments")
+    adjust_every: int = Field(
+        0, ge=0, description="ΔT, rounds between adjustments; 0: 10, or a quarter of T_end where that is less"
+    )
     until: int = Field(0, ge=0, description="T_end, last round that may adjust; 0: the middle of the run")
     draw: Literal["sample", "mean"] = Field("sample", description="draw from Beta(α, β), or take its mean")
 
@@ -109,6 +113,17 @@ class FedRTSServer(ServerBase[ServerState]):
     depends_on_rounds = True
     unbounded: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
+    def __init__(self, setup: RunSetup) -> None:
+        super().__init__(setup)
+        keys, rounds = (self.hyper.until, self.hyper.adjust_every), self.setup.config.rounds
+        never = self.every > min(rounds, self.last - 1)
+        if never and any(keys) and self.hyper.keep < 1 and rounds >= SHORTEST:
+            key, value = ("adjust-every", keys[1]) if keys[1] else ("until", keys[0])
+            expected = (
+                f"one with an adjustment at k > 0, that is before T_end, and T_end is {self.last} of {rounds} rounds"
+            )
+            raise ConfigError(f"fedrts.{key}", expected, value)
+
     def init(self) -> ServerState:
         """Start from W_0 at the first masks, with α = β = 1."""
         masks = first_masks(self.setup)
@@ -120,9 +135,14 @@ class FedRTSServer(ServerBase[ServerState]):
         """T_end."""
         return int(self.hyper.until or self.setup.config.rounds // 2)
 
+    @property
+    def every(self) -> int:
+        """ΔT; if it is not set, there are at least four adjustments in all runs that are long enough."""
+        return int(self.hyper.adjust_every or min(10, max(min(self.last, self.setup.config.rounds) // 4, 1)))
+
     def adjusts(self, round: int) -> bool:
         """Return whether masks are drawn after a round."""
-        return round <= self.last and round % self.hyper.adjust_every == 0
+        return round <= self.last and round % self.every == 0
 
     def fraction(self, round: int) -> float:
         """Return the share of a layer's entries that may move."""
@@ -200,11 +220,9 @@ class FedRTSServer(ServerBase[ServerState]):
 class FedRTSClient(FedDSTClient):
     """Trains with the received mask, and says where its gradients are largest outside it."""
 
-    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
-        """Return the sparse global model."""
-        if download.tensors:
-            return super().received_weights(state, download, plan)
-        return masked(self.setup.weights, first_masks(self.setup))
+    def first_masks(self) -> Masks:
+        """Return the masks of round 1."""
+        return first_masks(self.setup)
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train with the received masks, and upload weights and, in adjusting rounds, positions."""
@@ -218,9 +236,6 @@ class FedRTSClient(FedDSTClient):
             if entries
         }
         return ClientState(model), Payload({**grow, **sent})
-
-    def _masks(self, download: Payload) -> Masks:
-        return super()._masks(download) if download.tensors else first_masks(self.setup)
 
 
 FedRTS = register(

@@ -9,7 +9,8 @@ ends, keeps its value, and is uploaded with the others. The server takes the mea
 held it; an entry that nobody held stays. *Received* is the submodel of the client's own size, *trained* what is on in
 it after the local epochs. A deployed client predicts with *received*; *kept* is *trained* of its last round.
 
-Norms have no mask. Clients upload at the positions that they got, which the server knows, so no position goes up.
+Norms have no mask and come on top of γ·P, as do biases with ``biases = false``. Clients upload at the positions that
+they got, which the server knows, so no position goes up.
 NOTES.md says where the paper and its code differ, and what of it is a key. Deviations: an entry that is off stays as it
 is with momentum and weight decay, too; running statistics are averaged as they are, not computed anew for each size.
 """
@@ -31,7 +32,7 @@ from sepal.config import Settings
 from sepal.layout import Layout, Role
 from sepal.masks.flat import Flat
 from sepal.masks.packed import Mask, Masks, density, masked
-from sepal.masks.selection import count, top_k
+from sepal.masks.selection import count
 from sepal.method import (
     ClientInfo,
     Hooks,
@@ -49,6 +50,7 @@ from sepal.method.means import mean_of_holders
 from sepal.method.tensors import at_masks, at_masks_specs, at_total_specs
 from sepal.protocol.types import SpecLike
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, ServerState
+from sepal.strategies.baselines.zero_weights import refuse_zero_weights
 from sepal.strategies.registration import register
 from sepal.training.capturable import Capturable, Objective
 from sepal.wire import rounded
@@ -88,6 +90,9 @@ class Ranked:
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         hyper: Hyper = self.setup.hyper
+        if hyper.ranking == "model":
+            why = "among all weights of the model no client below capacity 1 would hold one that is 0"
+            refuse_zero_weights(self.setup, why, "fiarse.ranking", "layer")
         self.groups = tuple(Flat(group) for group in groups(self.setup.layout, hyper.biases, hyper.ranking == "layer"))
         self.ranked = {p.name for flat in self.groups for p in flat.layout}
 
@@ -95,9 +100,7 @@ class Ranked:
         """Return for every tensor which of its entries a client gets; all of norms."""
         masks: dict[str, Mask] = {p.name: np.ones(p.shape, np.bool_) for p in self.setup.layout}
         for flat in self.groups:
-            chosen: Any = np.zeros(flat.size, np.bool_)
-            chosen[top_k(flat.join(weights), count(capacity, flat.size))] = True
-            masks |= flat.cut(chosen)  # type: ignore[arg-type]  # it cuts arrays of any type
+            masks |= flat.largest(weights, count(capacity, flat.size))
         return masks
 
     def specs(self, capacity: float) -> dict[str, SpecLike]:

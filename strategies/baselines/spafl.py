@@ -45,6 +45,7 @@ from sepal.method import (
     dense,
     weighted_mean,
 )
+from sepal.strategies.baselines.zero_weights import refuse_zero_weights
 from sepal.strategies.registration import register
 from sepal.training.capturable import Capturable, Objective
 from sepal.training.optimizers import ParameterGroup
@@ -97,6 +98,7 @@ class Rows:
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        refuse_zero_weights(self.setup, "a row of zeros is off, gets no gradient, and stays 0")
         self.masked: Layout = tuple(p for p in self.setup.layout if p.role is Role.WEIGHT and p.size)
         self.tensors: Layout = tuple(Parameter(tau(p.name), (rows(p)[0],), Role.NORM) for p in self.masked)
 

@@ -35,7 +35,7 @@ from sepal.config import Settings
 from sepal.layout import Role
 from sepal.masks.flat import Flat
 from sepal.masks.packed import Mask, density, masked
-from sepal.masks.selection import count, top_k
+from sepal.masks.selection import count
 from sepal.method import (
     ClientInfo,
     Hooks,
@@ -53,6 +53,7 @@ from sepal.method import (
 from sepal.method.tensors import at_masks, at_total_specs, dense_specs
 from sepal.protocol.types import SpecLike
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, ServerState
+from sepal.strategies.baselines.zero_weights import refuse_zero_weights
 from sepal.strategies.registration import register
 from sepal.training.trainer import Trainer
 from sepal.wire.tensors import TensorSpec, Values
@@ -63,7 +64,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Hyper(Settings):
     """SparsyFed's keys."""
 
-    # The authors' README: α 1.25, and .05 of a ResNet-18's 11 million weights. A small model learns slowly with so few.
+    # The authors' README: α 1.25, and .05 of a ResNet-18's 11 million weights. NOTES.md has why keep is larger here.
 
     alpha: float = Field(1.25, ge=1, le=4, description="α, power of the weights; 1: they are used as they are")
     keep: float = Field(0.2, gt=0, le=1, description="1 - s, share of the weights that a client uploads")
@@ -90,7 +91,13 @@ class Powers:
         self.names = {p.name for p in self.pruned.layout}
         self.others = tuple(p for p in self.setup.layout if p.role is not Role.WEIGHT)
         self.entries = count(self.setup.hyper.keep, self.pruned.size)
-        alpha = self.setup.hyper.alpha
+        hyper: Hyper = self.setup.hyper
+        alpha = hyper.alpha
+        if alpha > 1:
+            refuse_zero_weights(self.setup, "with sparsyfed.alpha above 1 a weight of 0 gets no gradient, and stays 0")
+        elif hyper.keep < 1 and hyper.largest == "weights":
+            # B of an adapter is then smaller than A after each round, and cut off again
+            refuse_zero_weights(self.setup, "sparsyfed.largest = weights prunes what starts from 0 in every round")
         self.first: dict[str, Values] = {
             name: (np.sign(v) * np.abs(v) ** (1 / alpha)).astype(np.float32) if name in self.names else v
             for name, v in self.setup.weights.items()
@@ -103,9 +110,7 @@ class Powers:
 
     def chosen(self, vectors: Weights) -> dict[str, Mask]:
         """Return the mask of the ``keep`` largest entries of all pruned tensors together; others' are all True."""
-        chosen: Any = np.zeros(self.pruned.size, np.bool_)
-        chosen[top_k(self.pruned.join(vectors), self.entries)] = True
-        return self.in_order(self.pruned.cut(chosen))
+        return self.in_order(self.pruned.largest(vectors, self.entries))
 
     def support(self, weights: Weights) -> dict[str, Mask]:
         """Return where the weights are not 0; of other tensors all entries."""
@@ -151,11 +156,14 @@ class SparsyFedServer(Powers, ServerBase[ServerState]):
         shapes = {p.name: p.shape for p in self.pruned.layout}
         mean: dict[str, Any] = dict(sparse_mean(uploads, shapes, self.weigh, self.robust))
         if self.hyper.largest == "change":
+            # Not to the rounded weights that clients got: rounded anew each round, they would lose small changes
             mean = {name: state.weights[name] + change for name, change in mean.items()}
         mean |= weighted_mean(uploads, state.weights, [p.name for p in self.others], self.weigh, self.robust)
         weights = {p.name: mean[p.name].astype(np.float32) for p in self.layout}
-        kept = sum(int(np.count_nonzero(weights[name])) for name in self.names)
-        return ServerState(weights), {"density": kept / max(self.pruned.size, 1)}
+        kept = [(int(np.count_nonzero(weights[p.name])), p.size) for p in self.pruned.layout if p.size]
+        lowest = min((entries / size for entries, size in kept), default=0.0)
+        density = sum(entries for entries, _ in kept) / max(self.pruned.size, 1)
+        return ServerState(weights), {"density": density, "lowest-density": lowest}
 
     def model(self, state: ServerState) -> Weights:
         """Return the model of v."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from referee.checkout import ROOT
-from referee.claims.__main__ import ROWS, claims, config_of, lines
+from referee.claims.__main__ import ROWS, claims, configs_of, lines, row_of
 from sepal.strategies import registry
 from sepal.study.record import read
 
@@ -19,7 +19,8 @@ def test_every_claim_has_its_sources_its_test_and_its_row():
         if claim["ours"]:
             path, _, name = claim["test"].partition("::")
             assert f"def {name}(" in (ROOT / path).read_text()
-            assert config_of(method, claim) in stored
+            assert configs_of(method, claim)
+            assert all(config in stored for config in configs_of(method, claim).values())
     assert [line["method"] for line in lines(read(ROWS))] == list(by_method)
 
 
@@ -27,3 +28,12 @@ def test_what_was_not_the_authors_release_is_named_as_such():
     for line, claim in zip(lines(read(ROWS)), claims().values(), strict=True):
         assert line["where"].startswith("not the authors' release") == (not claim["release"])
         assert (line["ours"] == "not in Sepal") == (not claim["ours"])
+
+
+def test_each_method_has_a_run_whose_model_learns():
+    """Bytes of a model that stays as it was say nothing of what a method sends."""
+    rows, by_method = read(ROWS), claims()
+    for method, claim in by_method.items():
+        measured = [row_of(rows, config) for config in configs_of(method, claim).values()]
+        assert not measured or max(row.validation[row.deployed] for row in measured) > 0.5
+    assert len(rows) == sum(len(configs_of(*item)) for item in by_method.items())

@@ -143,3 +143,24 @@ def test_a_mask_costs_no_bytes_where_it_did_not_change():
     assert 2 * 2 * 4 * (entries + rest) <= totals.up < 2 * 2 * (4 * (entries + rest) + 400)
     # nothing travels down in round 1: both sides derive W_0 and the first masks
     assert totals.up / 2 < totals.down <= totals.up / 2 + 2 * (masked / 8 + 100)
+
+
+@pytest.mark.parametrize("method", ["feddst", "fedrts"])
+def test_a_client_without_a_batch_reports_gradients_of_zero(method):
+    """With batch normalisation and one example there is no step. The first entries outside the mask are taken."""
+    assembly = assemble({**BASE, "method": method, "model": "tests.strategies.baselines:normed"})
+    x, y = torch.ones(1, 1, 8, 8), torch.tensor([0])
+    trainer = Trainer(ClientInfo("c", 1), assembly.setup.config, x, y, x[:0], y[:0], assembly.make)
+    client, server = (
+        assembly.method.make_client(assembly.setup, trainer),
+        assembly.method.make_server(assembly.setup),
+    )
+    plan = Plan(1, scalars={"fraction": 0.2})
+    state, payload = client.train(client.init(), Payload(), plan)
+    server.upload_schema(server.init(), trainer.client, plan)
+    for name, mask in server.init().masks.items():
+        on = mask if method == "fedrts" else state.model[name] != 0
+        np.testing.assert_array_equal(state.model[name][on], assembly.setup.weights[name][on])
+    if method == "fedrts":
+        assert all(t.positions().tolist() == list(range(t.nnz)) for n, t in payload.tensors.items() if "/grow" in n)
+    client.adapt(client.init(), Payload(), plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.errors import ConfigError
 from sepal.layout import Role
 from sepal.masks.selection import count
 from sepal.method import ClientInfo, Payload, Upload
@@ -103,6 +104,30 @@ def test_the_share_that_may_move_falls_to_nothing_and_no_more_move_than_are_off(
     assert server.fraction(9) > 0.2
     masks = {"w": np.arange(10) < 8}
     assert [moving(masks, fraction)["w"] for fraction in (0.0, 0.13, 0.249, 0.5)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"), [(4, [1]), (12, [1, 2, 3, 4, 5]), (20, [2, 4, 6, 8]), (200, [*range(10, 100, 10)])]
+)
+def test_by_default_masks_move_in_short_runs_too(rounds, expected):
+    """T_end is the middle; ΔT is 10, or T_end/4 rounded down where that is less. At T_end k is 0."""
+    server = toy(rounds=rounds, **{"fedrts.until": 0, "fedrts.adjust-every": 0}).server
+    assert [round for round in range(1, rounds + 1) if server.plan(round).scalars["fraction"] > 0] == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"fedrts.adjust-every": 10, "fedrts.until": 0}, r"fedrts\.adjust-every: expected .* T_end is 10 of 20"),
+        ({"fedrts.adjust-every": 30, "fedrts.until": 300}, r"fedrts\.adjust-every: "),
+        ({"fedrts.adjust-every": 0, "fedrts.until": 1}, r"fedrts\.until: expected .* T_end is 1 of 20"),
+    ],
+)
+def test_keys_with_which_clients_would_never_report_are_refused(keys, error):
+    with pytest.raises(ConfigError, match=error):
+        toy(rounds=20, **keys)
+    toy(rounds=20, **{"fedrts.keep": 1.0, **keys})
+    toy(rounds=3, **keys)  # a trial
 
 
 def test_a_client_that_was_away_gets_the_new_mask():

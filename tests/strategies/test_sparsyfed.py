@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.layout import Role
+from sepal.layout import Parameter, Role
 from sepal.masks.selection import count
-from sepal.method import ClientInfo
-from sepal.strategies.baselines.sparsyfed import powered, pruned_inputs
+from sepal.method import ClientInfo, Payload, Plan, Upload
+from sepal.strategies.baselines.sparsyfed import SparsyFedServer, powered, pruned_inputs
 from sepal.study.method_checks.cases import Case
-from tests.strategies.baselines import assert_same_model, run
+from sepal.wire.tensors import SparseTensor
+from tests.strategies.baselines import Sent, assert_same_model, run
 from tests.strategies.linear import NAME, Linear, close
 
 KEYS = {"sparsyfed.alpha": 2.0, "sparsyfed.keep": 0.5}
@@ -46,7 +48,20 @@ def test_two_rounds_by_hand():
     close(toy.sent("a"), (0.7533, -0.577209, 0, 0))
     close(toy.sent("b"), (0.541632, -0.283446, 0, 0))
     close(toy.state.weights[NAME], (0.594549, -0.356887, 0, 0))
-    assert metrics == {"density": 0.5}
+    assert metrics == {"density": 0.5, "lowest-density": 0.5}
+
+
+def test_a_layer_that_is_pruned_away_shows():
+    """Two weights of four are kept: those of the second layer alone."""
+    layout = tuple(Parameter(name, (1, 2), Role.WEIGHT) for name in ("a", "b"))
+    weights = {"a": np.full((1, 2), 0.1, np.float32), "b": np.ones((1, 2), np.float32)}
+    setup = replace(Linear("sparsyfed", FIRST, CLIENTS, **KEYS).setup, layout=layout, weights=weights)
+    server = SparsyFedServer(setup)
+    payload = Payload(
+        {name: SparseTensor((1, 2), np.arange(n), np.ones(n, np.float32)) for name, n in (("a", 0), ("b", 2))}
+    )
+    _, metrics = server.aggregate(server.init(), Sent([Upload(CLIENTS[0], payload)]), Plan(1))
+    assert metrics == {"density": 0.5, "lowest-density": 0.0}
 
 
 def test_with_all_inputs_the_first_moves_too():
