@@ -13,17 +13,17 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from sepal.errors import StateError, SupersededError, one_line
 from sepal.runs.processors import processor
+from sepal.runs.stored_run import begun
 from sepal.storage.files import check_owner, make_directory, sync_path
-from sepal.storage.regular import read_text
+from sepal.storage.json_record import read_record
 
 log = logging.getLogger("sepal")
 CLAIMS = "claims"  # the directory of them in a run directory
@@ -112,15 +112,17 @@ def newest_number(run: Path) -> int:
 
 
 def read_claim(run: Path, number: int) -> ClaimRecord:
-    """Return a claim's record; with its number alone if it cannot be read."""
+    """Return a claim's record; with its number alone if there is none, or it is damaged, which a warning then says."""
     try:
-        stored = json.loads(read_text(_file(run, number), within=run))
-        texts = {key: one_line(str(stored[key]), 200) for key in ("job", "host", "boot", "processor")}
-        return ClaimRecord(
-            number, pid=int(stored["pid"]), started=int(stored["started"]), time=float(stored["time"]), **texts
-        )
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, StateError):
+        stored = read_record(_file(run, number), run, ClaimRecord(number), "the record of a claim")
+    except FileNotFoundError:
         return ClaimRecord(number)
+    except StateError as error:
+        log.warning("%s", error)
+        return ClaimRecord(number)
+    job, host = one_line(stored.job, 200), one_line(stored.host, 200)
+    boot, kind = one_line(stored.boot, 200), one_line(stored.processor, 200)
+    return replace(stored, number=number, job=job, host=host, boot=boot, processor=kind)
 
 
 def read_claims(run: Path) -> list[ClaimRecord]:
@@ -152,7 +154,7 @@ def take_claim(run: Path, job: str = "none") -> Claim:
             _write_part(part, record_of(number, job))
             if _linked(part, _file(run, number)):
                 break
-        part.unlink()
+        part.unlink(missing_ok=True)  # another process may have swept it, as above
         sync_path(directory)
     except OSError as reason:
         raise StateError(str(directory), "room and permission to write", reason.strerror or str(reason)) from None
@@ -180,7 +182,14 @@ def _linked(part: Path, path: Path) -> bool:
         os.link(part, path)
     except FileExistsError:
         # A server of NFS whose answer was lost is asked again, and finds the link that it has made itself.
-        return part.stat().st_nlink > 1
+        try:
+            return part.stat().st_nlink > 1
+        except FileNotFoundError:  # swept by another process, which sweeps only what was linked
+            return True
+    except FileNotFoundError:  # the same, where the server looks for the part first
+        if not path.exists():
+            raise
+        return True
     except OSError:  # a file system without hard links: a claim is then its name, whatever a kill leaves in it
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -197,7 +206,7 @@ def _file(run: Path, number: int) -> Path:
     return run / CLAIMS / f"{number:08d}.json"
 
 
-def wait_for_predecessor(claim: Claim, lock: FileLock, patience: float) -> None:
+def lock_after_predecessor(claim: Claim, lock: FileLock, patience: float) -> None:
     """Lock the run for a process that has taken a claim; its predecessor ends at its next commit, and releases it.
 
     Where the predecessor is not known to be alive on this machine, the lock may be one that a lost machine left behind:
@@ -212,21 +221,47 @@ def wait_for_predecessor(claim: Claim, lock: FileLock, patience: float) -> None:
         StateError: The lock is not released.
         SupersededError: A newer claim is made meanwhile.
     """
-    before, begun = read_claim(claim.run, claim.number - 1), time.monotonic()
-    waited: Callable[[], float] = lambda: time.monotonic() - begun  # noqa: E731
+    before, begin = read_claim(claim.run, claim.number - 1), time.monotonic()
+    limit = _patience_with(before, patience)
     while True:
         try:
             lock.acquire(timeout=min(LOOK, patience))
             break
         except Timeout:
             claim.check()
-            if waited() > (HERE if before.lives_here else ELSEWHERE if before.number else patience):
-                if before.number and not before.lives_here:
-                    log.warning("%s: its lock is held elsewhere, and its claims are the guard", claim.run)
-                    break
-                raise StateError(str(claim.run), "no other process that runs it", "one that has it open") from None
-    while before.number and not before.is_of_this_machine and waited() < SETTLED:
-        time.sleep(min(LOOK, SETTLED))
+        if time.monotonic() - begin <= limit:
+            continue
+        if before.lives_here or not before.number:
+            raise StateError(str(claim.run), "no other process that runs it", "one that has it open") from None
+        log.warning("%s: its lock is held elsewhere, and its claims are the guard", claim.run)
+        break
+    settle(claim, begin)
+
+
+def _patience_with(before: ClaimRecord, patience: float) -> float:
+    """Return the seconds that a lock is waited for which ``before`` may hold, or with number 0 anybody."""
+    if before.lives_here:
+        return HERE
+    return ELSEWHERE if before.number else patience
+
+
+def settle(claim: Claim, begin: float | None = None) -> None:
+    """Wait for a commit that the process before may have begun on another machine, before it could see the claim.
+
+    A process without a claim may have been on any machine; it has committed nothing to a run that has not begun.
+
+    Args:
+        claim: The claim.
+        begin: Since when, by the monotonic clock, the process before has been able to see it; None: from now.
+
+    Raises:
+        SupersededError: A newer claim is made meanwhile.
+    """
+    before = read_claim(claim.run, claim.number - 1)
+    begin = time.monotonic() if begin is None else begin
+    if not before.is_of_this_machine and (before.number or begun(claim.run)):
+        while time.monotonic() - begin < SETTLED:
+            time.sleep(min(LOOK, SETTLED))
     claim.check()
 
 

@@ -24,7 +24,7 @@ from sepal.errors import ConfigError, SepalError, StateError, SupersededError
 from sepal.flower.simulation import on_one_machine
 from sepal.runs.about import check_schema, write_about
 from sepal.runs.central_secret import central_secret
-from sepal.runs.claims import Claim, newest_number, take_claim, wait_for_predecessor
+from sepal.runs.claims import Claim, lock_after_predecessor, newest_number, settle, take_claim
 from sepal.runs.json_lines import append, keep_until
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.privacy import check_accountant
@@ -100,6 +100,7 @@ class RunDirectory:
         try:
             if not job and newest_number(path):  # begun by a job, which may be alive on another machine
                 self._claim = take_claim(path)
+                settle(self._claim)
             self._check_config()
             if from_round is not None:
                 self.store().rewind(from_round)
@@ -269,7 +270,7 @@ def _lock_for_job(path: Path, job: str) -> tuple[FileLock, Claim]:
         raise StateError(str(path / ".lock"), "a file", "a link")
     claim, lock = take_claim(path, job), FileLock(path / ".lock")
     try:
-        wait_for_predecessor(claim, lock, LOCK_PATIENCE)
+        lock_after_predecessor(claim, lock, LOCK_PATIENCE)
     except OSError as reason:
         raise StateError(str(path), "a directory that can be written", reason.strerror or str(reason)) from None
     return lock, claim

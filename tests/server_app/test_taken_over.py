@@ -121,3 +121,13 @@ def test_a_line_that_an_older_process_has_added_all_the_same_is_refused_by_name(
     file.write_text("".join([*lines[:2], lines[1], *lines[2:]]))
     with pytest.raises(StateError, match=r"metrics.jsonl, line 3: expected a round after 2, got 2"):
         read_run(tmp_path / "r")
+
+
+def test_a_run_that_is_continued_by_hand_waits_for_a_commit_of_its_job(tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr("sepal.runs.run_directory.settle", waited.append)
+    assert execute(prepared(tmp_path), 1)
+    assert not waited, "there is no claim"
+    take_claim(tmp_path / "r", "slurm 1, start 1")
+    execute(prepared(tmp_path), 1)
+    assert [claim.number for claim in waited] == [2]

@@ -32,13 +32,14 @@ def main() -> None:
     """Execute the run that the file in the first argument describes."""
     begun, file = time.monotonic(), Path(sys.argv[1])
     out, name, cores = file.parents[2], file.parent.name, cores_of_job()
-    code, line = 0, ""
+    code, line, job = 0, "", os.environ.get("SLURM_JOB_ID", "")
     try:
         check_owner(out / JOBS)
         submission = read_submission(out, name)
         if submission is None:
             raise StateError(str(file), "what Sepal has submitted for a run", "no file")
-        drop_end(out, name)
+        if submission.job in ("", job):
+            drop_end(out, name)
         if stored_summary(out / name) is None:  # else the job before had ended it
             run(submission, out, cores)
     except SupersededError as error:
@@ -54,11 +55,20 @@ def main() -> None:
         traceback.print_exc()
     whole = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     whole += cores * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the largest of them
-    seconds, job = round(time.monotonic() - begun, 1), os.environ.get("SLURM_JOB_ID", "")
+    seconds = round(time.monotonic() - begun, 1)
     end = JobEnd(job, code, line, seconds, round(whole / 1024, 1), cores, socket.gethostname(), processor())
     with suppress(SepalError):  # the directory may be what failed
-        write_end(out, name, end)
+        if _has_last_word(out, name, job):
+            write_end(out, name, end)
     sys.exit(code)
+
+
+def _has_last_word(out: Path, run: str, job: str) -> bool:
+    """Return whether ``job`` is the run's job, as far as is noted; another one says itself how it ends."""
+    with suppress(StateError):  # damaged: the end says so
+        submission = read_submission(out, run)
+        return submission is None or submission.job in ("", job)
+    return True
 
 
 def run(submission: Submission, out: Path, cores: int) -> None:

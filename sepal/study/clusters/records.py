@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sepal.errors import StateError, printable
 from sepal.storage.files import check_owner, private_directory, write_atomically
+from sepal.storage.json_record import LATEST, read_record
 from sepal.storage.regular import read_text
 
 JOBS = "jobs"
 FORMAT = 1
-_SUBMISSION, _END, _LOG = "submission.json", "end.json", "log.txt"
+_SUBMISSION, _END, _LOG, _LOOKED = "submission.json", "end.json", "log.txt", "looked"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,20 @@ def job_directory(out: Path) -> Path:
     return directory
 
 
+def note_look(directory: Path) -> None:
+    """Note in ``OUT/jobs`` that Slurm has just said how all jobs are: the time is that of an empty file."""
+    with suppress(OSError):  # without it, a state is only said to be an old one
+        (directory / _LOOKED).touch()
+
+
+def last_look(out: Path) -> float:
+    """Return when Slurm last said how the jobs are, in seconds since 1970; 0 if that is not known."""
+    with suppress(OSError):
+        if 0 <= (when := (out / JOBS / _LOOKED).stat().st_mtime) <= LATEST:
+            return when
+    return 0.0
+
+
 def log_file(out: Path, run: str) -> Path:
     """Return the file that takes what a run's jobs print."""
     return out / JOBS / run / _LOG
@@ -123,22 +138,14 @@ def read_submission(out: Path, run: str) -> Submission | None:
     Raises:
         StateError: The file is damaged, or of another format.
     """
-    file = submission_file(out, run)
+    what = "what Sepal has submitted for a run"
     try:
-        stored = _read(file, out)
+        stored = read_record(
+            submission_file(out, run), out, Submission(run), what, version=FORMAT, verbatim=("directory",)
+        )
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError, TypeError):
-        raise StateError(str(file), "what Sepal has submitted for a run, as JSON", "a damaged file") from None
-    if stored.pop("format", None) != FORMAT:
-        raise StateError(str(file), f"a submission of format {FORMAT}", "one of another release of Sepal")
-    blank = Submission(run)
-    fields = {key: value for key, value in stored.items() if hasattr(blank, key)}
-    for key, value in fields.items():
-        expected: Any = (int, float) if isinstance(getattr(blank, key), float) else type(getattr(blank, key))
-        if not isinstance(value, expected):
-            raise StateError(f"{file}: {key}", f"a {type(getattr(blank, key)).__name__}", value)
-    return Submission(**{**fields, "run": run})
+    return replace(stored, run=run)
 
 
 def write_end(out: Path, run: str, end: JobEnd) -> None:
@@ -147,20 +154,15 @@ def write_end(out: Path, run: str, end: JobEnd) -> None:
 
 
 def read_end(out: Path, run: str) -> JobEnd | None:
-    """Return how the run's last job has ended by itself; None if it has not, or the file is damaged."""
-    with suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError, StateError):
-        stored = _read(out / JOBS / run / _END, out)
-        return JobEnd(
-            printable(str(stored["job"])),
-            int(stored["code"]),
-            printable(str(stored["line"])),
-            float(stored["seconds"]),
-            float(stored["megabytes"]),
-            int(stored["cores"]),
-            printable(str(stored["host"])),
-            printable(str(stored["processor"])),
-        )
-    return None
+    """Return how the run's last job has ended by itself; None if it has not.
+
+    Raises:
+        StateError: The file is damaged.
+    """
+    try:
+        return read_record(out / JOBS / run / _END, out, JobEnd(), "how a job has ended")
+    except FileNotFoundError:
+        return None
 
 
 def drop_end(out: Path, run: str) -> None:
@@ -174,13 +176,3 @@ def last_line(out: Path, run: str) -> str:
         lines = [line for line in read_text(log_file(out, run), within=out).splitlines() if line.strip()]
         return printable(lines[-1]) if lines else ""
     return ""
-
-
-def _read(file: Path, out: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_text(file, within=out))
-    except NotADirectoryError:
-        raise FileNotFoundError(str(file)) from None
-    if not isinstance(content, dict):
-        raise TypeError(content)
-    return content

@@ -10,21 +10,20 @@ import os
 import re
 import secrets
 import shlex
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from sepal.errors import ConfigError, SepalError, StateError, one_line
+from sepal.errors import ConfigError, StateError, one_line
 from sepal.runs.stored_run import stored_summary
 from sepal.server.run_store.disk import checkpoints_of
 from sepal.storage.files import write_atomically
+from sepal.study.clusters.commands import QueuedJob, Slurm, SlurmError
 from sepal.study.clusters.records import (
     JobEnd,
     Submission,
@@ -32,21 +31,24 @@ from sepal.study.clusters.records import (
     job_directory,
     last_line,
     log_file,
+    note_look,
     read_end,
     read_submission,
     submission_file,
     write_submission,
 )
+from sepal.study.clusters.refusals import Refusals
 from sepal.study.plans.execute import Display
 from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.resources import Resources
 from sepal.user_modules import DEFINED
 
 POLL = 5.0  # seconds between questions to Slurm's controller
-GRACE = 30.0  # seconds until a job is given up that Slurm no longer lists, for files that come late to this machine
-PATIENCE = 120  # seconds for a command of Slurm
+# Seconds until a job is given up that Slurm no longer lists, for files that come late to this machine: above the minute
+# for which an NFS client may take a directory for what it was (acdirmax in nfs(5)).
+GRACE = 90.0
 AT_A_TIME = 100  # jobs, queued or running, if nothing else is said
-TRIES = 3  # of a submission that Slurm refuses
+TRIES = 3  # of submissions that Slurm refuses, before they have failed
 IDLE = 1  # submissions again without a newer checkpoint
 SCRIPT = """#!/bin/sh
 # Written by Sepal, the same for all runs: the first argument is Python, the second the file that describes the run.
@@ -56,6 +58,7 @@ UNSAFE = re.compile(r"[%\\\x00-\x1f\x7f]")  # in the path of a log, Slurm replac
 OVER = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
+TURN = frozenset(("", "None", "Priority", "Resources"))  # why a job waits that only has to wait for its turn
 LOST = "LOST"  # our word for a job that Slurm no longer lists
 # FAILED without a word of the job itself: its process was killed, or Slurm could not start it on a node that came back.
 AGAIN = frozenset(("BOOT_FAIL", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT", LOST))
@@ -71,76 +74,6 @@ REASONS = {
 }
 
 
-class QueuedJob(NamedTuple):
-    """A job as ``squeue`` lists it."""
-
-    job: str
-    name: str
-    state: str
-    reason: str
-    node: str
-
-
-class Slurm:
-    """Slurm's commands.
-
-    Raises:
-        ConfigError: They are not on this machine.
-    """
-
-    def __init__(self) -> None:
-        if missing := [name for name in ("sbatch", "squeue") if not shutil.which(name)]:
-            raise ConfigError("--on", "slurm on a machine with Slurm's commands", f"no {missing[0]} on PATH")
-
-    def submit(self, options: Sequence[str], arguments: Sequence[str]) -> str:
-        """Submit a job, and return its number.
-
-        Raises:
-            SlurmError: Slurm does not take it.
-        """
-        text = self._answer(["sbatch", "--parsable", *options, *arguments]).strip()
-        number = text.partition(";")[0]
-        if not number.isdecimal():
-            raise SlurmError("sbatch", "the number of a job", text)
-        return number
-
-    def jobs(self) -> dict[str, QueuedJob]:
-        """Return this user's jobs by number, also those that have ended in the last minutes.
-
-        Raises:
-            SlurmError: The controller does not answer.
-        """
-        form = "%i|%T|%N|%j|%r"
-        text = self._answer(["squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", f"--format={form}"])
-        rows = [line.split("|", 4) for line in text.splitlines()]
-        return {row[0]: QueuedJob(row[0], row[3], row[1], row[4], row[2]) for row in rows if len(row) == 5}
-
-    def _answer(self, command: list[str]) -> str:
-        # Of a Slurm job in which this process may be, its own size is no wish for others.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
-        environment |= {key: os.environ[key] for key in ("SLURM_CONF", "SLURM_CONF_SERVER") if key in os.environ}
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=PATIENCE,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as reason:
-            raise SlurmError(command[0], "an answer", str(reason)) from None
-        if done.returncode:
-            raise SlurmError(command[0], "an answer", one_line(done.stderr) or f"exit code {done.returncode}")
-        return done.stdout
-
-
-class SlurmError(SepalError):
-    """A command of Slurm's failed."""
-
-
 @dataclass
 class SlurmJob:
     """A run that is going.
@@ -148,17 +81,17 @@ class SlurmJob:
     Attributes:
         run: The run.
         submission: What was submitted, and what became of it.
-        tries: Submissions that Slurm has refused in a row.
         gone: Since when Slurm does not list the job, or says that it is over, by the monotonic clock; 0: it goes on.
         shown: Whether it was shown as begun.
+        waits: Why it waits, if it has to wait for more than its turn.
         trouble: Why it has failed; empty if it has not.
     """
 
     run: PlannedRun
     submission: Submission
-    tries: int = 0
     gone: float = 0.0
     shown: bool = False
+    waits: str = ""
     trouble: str = ""
 
 
@@ -173,7 +106,8 @@ class SlurmJobs:
         display: Shows the progress.
 
     Raises:
-        ConfigError: This machine has no commands of Slurm, or the directory's name has signs that Slurm replaces.
+        ConfigError: This machine has no commands of Slurm or they ask another cluster, or the directory's name has
+            signs that Slurm replaces.
         StateError: Another process watches jobs of this directory.
     """
 
@@ -200,7 +134,9 @@ class SlurmJobs:
             raise StateError(str(self._directory), expected, "one; `--status` shows what it sees") from None
         self._listed = self._slurm.jobs()
         self._looked, self._silent = time.monotonic(), False
-        self._measured = set[str]()
+        note_look(self._directory)
+        self._measured, self._said = set[str](), set[tuple[str, str]]()
+        self._refusals = Refusals()
 
     def start(self, run: PlannedRun, at_a_time: int) -> SlurmJob:
         """Submit a run, unless its job is queued or running already.
@@ -231,6 +167,7 @@ class SlurmJobs:
 
     def _submit(self, going: SlurmJob) -> None:
         submission, name = going.submission, going.run.name
+        refused = "" if submission.job else submission.reason
         submission = replace(
             submission,
             name=f"{name[:80]}.{secrets.token_hex(4)}",
@@ -260,10 +197,12 @@ class SlurmJobs:
                 options, [str(self._script), sys.executable, str(submission_file(self._out, name))]
             )
         except SlurmError as error:
-            going.tries += 1
             going.submission = replace(submission, reason=error.got)
+            if self._refusals.add(error.got):
+                self._display.say(f"{name}: Slurm does not take its job ({error.got}); it is tried again")
         else:
-            going.tries, going.submission = 0, replace(submission, job=number, state="PENDING", seen=time.time())
+            self._refusals.end(refused)
+            going.submission = replace(submission, job=number, state="PENDING", seen=time.time())
         write_submission(self._out, going.submission)
 
     def ended(self, going: Iterable[SlurmJob]) -> list[SlurmJob]:
@@ -271,34 +210,39 @@ class SlurmJobs:
         going = list(going)
         time.sleep(max(0.0, self._looked + POLL - time.monotonic()))
         self._looked = time.monotonic()
+        self._refusals.look()
         try:
             self._listed, self._silent = self._slurm.jobs(), False
+            note_look(self._directory)
         except SlurmError as error:
             if not self._silent:
                 self._display.say(f"Slurm does not answer ({error.got}); its jobs go on")
             self._silent = True
-        refused = not any(job.submission.job for job in going)
-        over = [job for job in going if self._is_over(job, refused)]
+        none_goes_on = not any(job.submission.job for job in going)
+        over = [job for job in going if self._is_over(job, none_goes_on)]
+        if any(job.submission.job for job in over):
+            self._refusals.hasten()
         for job in over:
             if not job.shown:
                 self._display.begin(job.run)
         self._display.look()
         return over
 
-    def _is_over(self, going: SlurmJob, refused: bool) -> bool:
+    def _is_over(self, going: SlurmJob, none_goes_on: bool) -> bool:
         """Return whether a run has ended or failed; submit it again if it has to be.
 
         Args:
             going: The run.
-            refused: Whether Slurm has refused all submissions that go on, and not because so many are queued already.
+            none_goes_on: Whether no run of the plan has a job. Then a refusal is not for want of room among them.
         """
+        _list(self._out / going.run.name)
         if stored_summary(self._out / going.run.name) is not None:
             self._measure(going)
             return True
         if self._silent:
             return False
         if not going.submission.job:
-            return self._is_refused(going, refused)
+            return self._is_refused(going, none_goes_on)
         listed = self._listed.get(going.submission.job)
         if listed and listed.name != going.submission.name:  # numbers begin again where a controller lost its state
             listed = None
@@ -308,23 +252,26 @@ class SlurmJobs:
             return False
         return self._has_failed(going, listed)
 
-    def _is_refused(self, going: SlurmJob, refused: bool) -> bool:
-        """Submit a run again whose submission had no answer, unless Slurm has taken it all the same."""
-        if accepted := self._of(going.submission):
-            going.tries, going.submission = 0, replace(going.submission, job=accepted.job)
+    def _is_refused(self, going: SlurmJob, none_goes_on: bool) -> bool:
+        """Return whether a run has failed whose submission was refused or had no answer; try it again in time."""
+        words = going.submission.reason
+        if accepted := self._of(going.submission):  # Slurm has taken it all the same
+            self._refusals.end(words)
+            going.submission = replace(going.submission, job=accepted.job)
             self._see(going, accepted)
             return False
-        if going.tries >= TRIES and refused:
-            going.trouble = f"Slurm does not take its job: {going.submission.reason}"
+        if none_goes_on and self._refusals.tries(words) >= TRIES:
+            going.trouble = f"Slurm does not take its job: {words}"
             return True
-        self._submit(going)
+        if self._refusals.is_due(words):
+            self._submit(going)
         return False
 
     def _has_failed(self, going: SlurmJob, listed: QueuedJob | None) -> bool:
         """Return whether a run whose job is over has failed; submit it again if the job was cut short."""
         name, submission = going.run.name, going.submission
         going.gone = going.gone or time.monotonic()
-        end = read_end(self._out, name)
+        end = self._end_of(going)
         own = end if end and end.job == submission.job and end.code else None
         if not own and time.monotonic() - going.gone < GRACE:  # its files may come late to this machine
             return False
@@ -342,25 +289,49 @@ class SlurmJobs:
         going.trouble += f" (job {submission.job}, {log_file(self._out, name)})"
         return True
 
+    def _end_of(self, going: SlurmJob) -> JobEnd | None:
+        """Return how the run's last job has ended by itself; None if it has not, or its record is damaged."""
+        _list(log_file(self._out, going.run.name).parent)
+        try:
+            return read_end(self._out, going.run.name)
+        except StateError as error:
+            if (going.run.name, str(error)) not in self._said:
+                self._said.add((going.run.name, str(error)))
+                self._display.say(str(error))
+            return None
+
     def _see(self, going: SlurmJob, listed: QueuedJob) -> None:
-        """Note what Slurm says of a job, if that has changed."""
+        """Note what Slurm says of a job, if that has changed, and say why it waits."""
         submission = going.submission
         seen = replace(submission, state=listed.state, reason=listed.reason, node=listed.node)
         if listed.state == "RUNNING" and not going.shown:
             self._display.begin(going.run)
             going.shown = True
+        self._say_why(going, listed)
         if seen != submission:
-            if listed.state == "PENDING" and "held" in listed.reason.lower() and listed.reason != submission.reason:
-                way = f"`scontrol release {listed.job}` lets it go on"
-                self._display.say(f"{going.run.name}: job {listed.job} is held ({listed.reason}): {way}")
-            elif listed.state == "PENDING" and submission.state == "RUNNING":
-                self._display.say(f"{going.run.name} waits again, as job {listed.job}: {listed.reason}")
             going.submission = replace(seen, seen=time.time())
             write_submission(self._out, going.submission)
 
+    def _say_why(self, going: SlurmJob, listed: QueuedJob) -> None:
+        """Say once why a job waits for more than its turn; of a method's jobs, of one for each reason."""
+        name, reason = going.run.name, listed.reason if listed.state == "PENDING" else ""
+        before, going.waits = going.waits, "" if reason in TURN else reason
+        kind = (going.run.variant, reason.partition(",")[0])  # after a comma, nodes that change
+        if going.waits and "held" in reason.lower():
+            if going.waits != before:
+                way = f"`scontrol release {listed.job}` lets it go on"
+                self._display.say(f"{name}: job {listed.job} is held ({reason}): {way}")
+        elif listed.state == "PENDING" and going.submission.state == "RUNNING":
+            self._said.add(kind)
+            self._display.say(f"{name} waits again, as job {listed.job}: {reason}")
+        elif going.waits and kind not in self._said:
+            self._said.add(kind)
+            way = f"`scancel {listed.job}` ends it if it cannot start"
+            self._display.say(f"{name}: job {listed.job} waits ({reason}), others of its kind may, too; {way}")
+
     def _measure(self, going: SlurmJob) -> None:
         """Say what the first run of a variant has taken."""
-        end = read_end(self._out, going.run.name)
+        end = self._end_of(going)
         if end and end.seconds and going.run.variant not in self._measured:
             self._measured.add(going.run.variant)
             cores = f"{end.cores} core{'s' * (end.cores != 1)}"
@@ -374,6 +345,12 @@ class SlurmJobs:
     def close(self) -> None:
         """Leave the jobs alone: they go on."""
         self._lock.release()
+
+
+def _list(directory: Path) -> None:
+    """List a directory, so that an NFS client asks its server what is in it before a file is opened by its name."""
+    with suppress(OSError):
+        os.listdir(directory)
 
 
 def options_of(asked: Resources) -> list[str]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from sepal.errors import SepalError, one_line
+from sepal.errors import SepalError, StateError, one_line
 from sepal.runs.claims import read_claims
 from sepal.runs.stored_run import begun, stored_config, stored_summary
-from sepal.study.clusters.records import Submission, log_file, read_end, read_submission
+from sepal.storage.json_record import MOST
+from sepal.study.clusters.records import Submission, last_look, log_file, read_end, read_submission
 from sepal.study.clusters.slurm import LOST, OVER
 from sepal.study.plans.model import PlannedRun
 
-STATES = ("done", "running", "waiting", "failed", "not started")
+OLD = " when last seen"  # of a state, where nobody has looked at the jobs since
+STATES = ("done", "running", f"running{OLD}", "waiting", f"waiting{OLD}", "failed", "not started")
+FRESH = 120.0  # seconds after a look, in which `sepal compare` would have looked again
 
 
 class RunStatus(NamedTuple):
@@ -26,7 +30,7 @@ class RunStatus(NamedTuple):
         state: One of :data:`STATES`.
         rounds: Rounds that are recorded, of how many; empty before the first.
         where: Its job and machine; empty without one.
-        since: When that was noted, in seconds since 1970; 0 if it was not.
+        since: When that was noted, or last seen, in seconds since 1970; 0 if it was not.
         words: Why it waits or has failed, with the file of its log.
         starts: How often a job has begun or continued it.
     """
@@ -67,7 +71,10 @@ def _status(out: Path, run: PlannedRun, cause: str) -> RunStatus:
         return shown._replace(state=state, words=words if run.ready else "waits for its trials")
     where = " on ".join(filter(None, (f"job {submission.job}" if submission.job else "", submission.node)))
     state, words = _of_job(out, submission)
-    return shown._replace(state=state, words=words, where=where, since=submission.seen)
+    looked, since = last_look(out), submission.seen
+    if state in ("running", "waiting") and abs(time.time() - looked) > FRESH:  # either clock may be ahead
+        state, since = state + OLD, max(looked, since)
+    return shown._replace(state=state, words=words, where=where, since=since)
 
 
 def _of_job(out: Path, submission: Submission) -> tuple[str, str]:
@@ -84,13 +91,21 @@ def _of_job(out: Path, submission: Submission) -> tuple[str, str]:
 
 
 def _rounds(path: Path) -> str:
-    """Return the rounds whose records are there, and of how many, as text."""
-    with suppress(OSError, SepalError):
+    """Return the rounds whose records are there, and of how many, as text; empty before the first.
+
+    Raises:
+        StateError: The run's keys are damaged.
+    """
+    numbers = list[int]()
+    with suppress(OSError):
         numbers = [int(name) for name in os.listdir(path / "checkpoints" / "records") if name.isdecimal()]
-        config = stored_config(path)
-        if numbers and config:
-            return f"{min(max(numbers), int(config['rounds']))} of {config['rounds']}"
-    return ""
+    config = stored_config(path)
+    if not numbers or config is None:
+        return ""
+    rounds = config.get("rounds")
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or not 0 < rounds <= MOST:
+        raise StateError(f"{path / 'config.toml'}: rounds", f"a whole number from 1 to {MOST}", rounds)
+    return f"{min(max(numbers), rounds)} of {rounds}"
 
 
 def counts(found: Sequence[RunStatus]) -> str:

@@ -19,12 +19,13 @@ from sepal.runs.claims import (
     CLAIMS,
     Claim,
     ClaimRecord,
+    lock_after_predecessor,
     newest_number,
     read_claim,
     read_claims,
     record_of,
+    settle,
     take_claim,
-    wait_for_predecessor,
 )
 
 TAKE = """
@@ -82,7 +83,7 @@ def test_an_older_claim_is_refused_and_the_newer_one_named(tmp_path):
 def test_a_process_that_is_killed_while_it_claims_leaves_what_the_next_can_use(tmp_path, monkeypatch, when):
     """Before the link there is no claim; after it there is a whole one, and its second name goes with the next."""
 
-    def killed(*arguments: object) -> None:
+    def killed(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -108,6 +109,24 @@ def test_a_link_whose_answer_was_lost_is_ones_own(tmp_path, monkeypatch):
     assert newest_number(tmp_path) == 1
 
 
+@pytest.mark.parametrize("answer", ["taken", "exists", "no part"])
+def test_a_part_that_another_process_sweeps_once_it_is_linked_is_ones_own(tmp_path, monkeypatch, answer):
+    """Also where the answer to the link was lost, and a server of NFS is asked again."""
+    link = os.link
+
+    def link_and_be_swept(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        link(source, target)
+        assert take_claim(tmp_path, "slurm 2").number == 2
+        assert not source.exists()
+        if answer != "taken":
+            raise FileExistsError if answer == "exists" else FileNotFoundError
+
+    monkeypatch.setattr(os, "link", link_and_be_swept)
+    assert take_claim(tmp_path, "slurm 1").number == 1
+    assert [claim.job for claim in read_claims(tmp_path)] == ["slurm 1", "slurm 2"]
+
+
 def test_without_hard_links_numbers_are_exclusive_too(tmp_path, monkeypatch):
     def refused(source: Path, target: Path) -> None:
         raise PermissionError(1, "no hard links")
@@ -122,6 +141,20 @@ def test_a_damaged_claim_still_counts(tmp_path):
     (tmp_path / CLAIMS / "00000001.json").write_text("{")
     assert read_claims(tmp_path) == [ClaimRecord(1)]
     assert take_claim(tmp_path).number == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("pid", "Infinity"), ("pid", "true"), ("time", "9" * 400), ("time", "NaN"), ("started", "-1"), ("host", "1")],
+)
+def test_a_claim_with_a_value_that_none_has_is_named_in_a_line(tmp_path, caplog, key, text):
+    take_claim(tmp_path)
+    file = tmp_path / CLAIMS / "00000001.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps({**stored, key: "@"}).replace('"@"', text))
+    assert read_claims(tmp_path) == [ClaimRecord(1)]
+    (line,) = caplog.messages
+    assert line.startswith(f"{file}: {key}: expected a ")
 
 
 def test_a_claim_cannot_lead_out_of_the_run(tmp_path):
@@ -151,19 +184,19 @@ def quick(monkeypatch):
 def test_a_lock_that_a_lost_machine_left_behind_does_not_stop_its_successor(tmp_path, quick):
     _before(tmp_path, boot="another", host="lost")
     with FileLock(tmp_path / ".lock"):
-        wait_for_predecessor(take_claim(tmp_path, "slurm 1"), FileLock(tmp_path / ".lock"), 0.01)
+        lock_after_predecessor(take_claim(tmp_path, "slurm 1"), FileLock(tmp_path / ".lock"), 0.01)
 
 
 def test_a_process_that_lives_here_keeps_its_lock(tmp_path, quick):
     _before(tmp_path)
     lock = FileLock(tmp_path / ".lock")
     with lock, pytest.raises(StateError, match="no other process that runs it, got one that has it open"):
-        wait_for_predecessor(take_claim(tmp_path, "slurm 1"), FileLock(tmp_path / ".lock"), 0.01)
+        lock_after_predecessor(take_claim(tmp_path, "slurm 1"), FileLock(tmp_path / ".lock"), 0.01)
 
 
 def test_a_process_without_a_claim_keeps_its_lock(tmp_path, quick):
     with FileLock(tmp_path / ".lock"), pytest.raises(StateError, match="one that has it open"):
-        wait_for_predecessor(take_claim(tmp_path, "slurm 1"), FileLock(tmp_path / ".lock"), 0.01)
+        lock_after_predecessor(take_claim(tmp_path, "slurm 1"), FileLock(tmp_path / ".lock"), 0.01)
 
 
 def test_one_who_waits_is_superseded_as_well(tmp_path, quick):
@@ -171,4 +204,32 @@ def test_one_who_waits_is_superseded_as_well(tmp_path, quick):
     second = take_claim(tmp_path, "slurm 1")
     take_claim(tmp_path, "slurm 2")
     with FileLock(tmp_path / ".lock"), pytest.raises(SupersededError):
-        wait_for_predecessor(second, FileLock(tmp_path / ".lock"), 0.01)
+        lock_after_predecessor(second, FileLock(tmp_path / ".lock"), 0.01)
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The seconds that are slept; a clock of its own that moves by them alone."""
+    slept: list[float] = []
+    monkeypatch.setattr(claims.time, "sleep", slept.append)
+    monkeypatch.setattr(claims.time, "monotonic", lambda: 1000.0 + sum(slept))
+    return slept
+
+
+@pytest.mark.parametrize(
+    ("before", "has_begun", "seconds"),
+    [
+        ({"boot": "another"}, False, claims.SETTLED),
+        ({}, True, 0.0),
+        (None, True, claims.SETTLED),
+        (None, False, 0.0),
+    ],
+)
+def test_a_commit_of_another_machine_is_waited_for(tmp_path, pauses, before, has_begun, seconds):
+    """Of a process without a claim, ``None`` here, nobody knows the machine."""
+    if before is not None:
+        _before(tmp_path, **before)
+    if has_begun:
+        (tmp_path / "metrics.jsonl").touch()
+    settle(take_claim(tmp_path, "slurm 2"))
+    assert sum(pauses) == seconds

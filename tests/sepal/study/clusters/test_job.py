@@ -103,6 +103,16 @@ def test_a_job_that_was_superseded_leaves_the_last_word_to_the_later_start_of_th
     assert read_end(tmp_path, "r").code == (0 if by_a_later_start else 75)
 
 
+@pytest.mark.parametrize("noted", ["", "12", "13"])
+def test_the_end_of_a_run_is_told_by_its_own_job_alone(run_job, tmp_path, noted):
+    """Another job of the run, which Slurm had given up, is still alive."""
+    job_directory(tmp_path)
+    (tmp_path / "jobs" / "r").mkdir()
+    write_end(tmp_path, "r", JobEnd("13", 0, "of the newer job"))
+    assert run_job(keys={"lr": -1.0}, job=noted) == 2
+    assert read_end(tmp_path, "r").job == (noted or "12")
+
+
 def test_a_directory_that_others_may_write_to_is_not_trusted(run_job, tmp_path, capsys):
     run_job(keys={"lr": -1.0})
     (tmp_path / "jobs").chmod(0o777)

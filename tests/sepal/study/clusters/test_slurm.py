@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.errors import ConfigError, StateError
 from sepal.study.clusters import slurm
+from sepal.study.clusters.commands import Slurm, SlurmError
 from sepal.study.clusters.records import JobEnd, log_file, read_submission, submission_file, write_end, write_submission
-from sepal.study.clusters.slurm import Slurm, SlurmError, SlurmJobs, cancelling, options_of
+from sepal.study.clusters.refusals import LONGEST
+from sepal.study.clusters.slurm import SlurmJobs, cancelling, options_of
 from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.resources import Resources
 
@@ -278,10 +281,16 @@ def test_while_the_controller_is_silent_nothing_has_failed(jobs, pretended, tmp_
 
 def test_a_submission_that_is_refused_is_tried_again_and_named(jobs, pretended):
     (pretended.directory / "refused").write_text("sbatch: error: invalid partition specified: x\n")
-    workers = jobs()
+    display = Told()
+    workers = jobs(display=display)
     going = workers.start(RUN, 1)
+    looks = 0
     while not workers.ended([going]):
-        assert going.tries <= slurm.TRIES
+        looks += 1
+    assert looks == 3, "the second try is at look 1, the third at look 3"
+    assert display.lines[:-1] == [
+        "a-seed0: Slurm does not take its job (sbatch: error: invalid partition specified: x); it is tried again"
+    ]
     assert workers.trouble(going) == "Slurm does not take its job: sbatch: error: invalid partition specified: x"
 
 
@@ -302,11 +311,60 @@ def test_a_submission_that_is_refused_waits_while_other_jobs_go_on(jobs, pretend
     first = workers.start(RUN, 2)
     (pretended.directory / "refused").write_text("QOSMaxSubmitJobPerUserLimit\n")
     second = workers.start(replace(RUN, keys={**RUN.keys, "name": "b-seed0"}), 2)
-    for _ in range(slurm.TRIES + 1):
+    for _ in range(20):
         assert workers.ended([first, second]) == []
     (pretended.directory / "refused").unlink()
-    assert workers.ended([first, second]) == []
+    for _ in range(LONGEST):
+        assert workers.ended([first, second]) == []
     assert second.submission.job == "2"
+
+
+def named(name, variant="fedavg"):
+    return replace(RUN, variant=variant, keys={**RUN.keys, "name": name})
+
+
+def test_refused_submissions_are_repeated_ever_more_seldom_and_said_once(jobs, pretended, tmp_path):
+    """Ten runs of a partition that is not there, beside one that goes on: ten calls; one at looks 1, 3, 7 and 15."""
+    sbatch = pretended.directory / "sbatch"
+    bad = 'case "$*" in *partition=typo*) echo x >> "$PRETENDED/tries"; echo "bad partition" >&2; exit 1;; esac\n'
+    sbatch.write_text(SBATCH.replace("printf", f"{bad}printf", 1))
+    display = Told()
+    workers = jobs(display=display, resources={"bad": Resources(partition="typo")})
+    going = [workers.start(named(f"bad{number}", "bad"), 11) for number in range(10)]
+    going.append(workers.start(named("good"), 11))
+    for _ in range(20):
+        assert workers.ended(going) == []
+    assert (pretended.directory / "tries").read_text().count("x") == 14
+    assert display.lines == ["bad0: Slurm does not take its job (bad partition); it is tried again"]
+    end_run(tmp_path / "out" / "good")
+    assert workers.ended(going) == [going.pop()]
+    ended = [run for _ in range(5) for run in workers.ended([run for run in going if not run.trouble])]
+    assert len(ended) == 10, "two more pauses, of one look and of two"
+    assert {run.trouble for run in ended} == {"Slurm does not take its job: bad partition"}
+    assert (pretended.directory / "tries").read_text().count("x") == 16
+
+
+def test_a_place_that_becomes_free_is_taken_at_once(jobs, pretended, tmp_path):
+    """A site allows two jobs at a time; six runs are to go on."""
+    sbatch, display = pretended.directory / "sbatch", Told()
+    limit = '[ $(grep -c PENDING "$PRETENDED/queue") -ge 2 ] && { echo "job limit 2" >&2; exit 1; }\n'
+    sbatch.write_text(SBATCH.replace("printf", f"{limit}printf", 1))
+    workers = jobs(display=display)
+    going = [workers.start(named(f"r{number}"), 6) for number in range(6)]
+    for _ in range(30):
+        workers.ended(going)
+    while going:
+        ended = [job for job in going if job.submission.job]
+        assert len(ended) == 2
+        for job in ended:
+            end_run(tmp_path / "out" / job.run.name)
+            pretended.set(job.submission.job, "COMPLETED")
+        assert workers.ended(going) == ended
+        going = [job for job in going if job not in ended]
+        workers.ended(going)
+    assert pretended.submitted == 6
+    said = [line for line in display.lines if not line.endswith(" begins")]
+    assert said == ["r2: Slurm does not take its job (job limit 2); it is tried again"]
 
 
 def test_a_job_that_is_held_is_told_once_with_the_way_out(jobs, pretended):
@@ -317,6 +375,59 @@ def test_a_job_that_is_held_is_told_once_with_the_way_out(jobs, pretended):
     pretended.set("1", "PENDING", "launch failed requeued held")
     assert workers.ended([going]) == workers.ended([going]) == []
     assert display.lines == ["a-seed0: job 1 is held (launch failed requeued held): `scontrol release 1` lets it go on"]
+
+
+def test_a_job_that_waits_for_more_than_its_turn_is_told_once(jobs, pretended):
+    """Such as one that can never start."""
+    display = Told()
+    workers = jobs(display=display)
+    going = [workers.start(named(name), 2) for name in ("a", "b")]
+    for reason in ("Priority", "Resources", "None", "PartitionTimeLimit", "PartitionTimeLimit", "Priority"):
+        pretended.set("1", "PENDING", reason)
+        pretended.set("2", "PENDING", reason)
+        assert workers.ended(going) == []
+    line = "a: job 1 waits (PartitionTimeLimit), others of its kind may, too; `scancel 1` ends it if it cannot start"
+    assert display.lines == [line]
+    pretended.set("1", "PENDING", "PartitionTimeLimit")
+    again = Told()
+    jobs(display=again).start(named("a"), 1)
+    assert again.lines == ["a goes on as job 1", line], "also by the next command"
+
+
+def test_a_job_that_waits_again_is_told_once(jobs, pretended):
+    display = Told()
+    workers = jobs(display=display)
+    going = workers.start(RUN, 1)
+    for state, reason in (("RUNNING", "None"), ("PENDING", "BeginTime"), ("PENDING", "BeginTime")):
+        pretended.set("1", state, reason)
+        assert workers.ended([going]) == []
+    assert display.lines == ["a-seed0 begins", "a-seed0 waits again, as job 1: BeginTime"]
+
+
+@pytest.mark.parametrize("name", ["a-seed0", "jobs/a-seed0"])
+def test_a_directory_is_listed_before_a_file_in_it_is_looked_for(jobs, pretended, tmp_path, monkeypatch, name):
+    """An NFS client may answer from what it knew a minute ago whether a single name is there."""
+    workers, listed = jobs(), []
+    going = workers.start(RUN, 1)
+    list_directory = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or list_directory(path))
+    reader = "read_end" if "/" in name else "stored_summary"
+    monkeypatch.setattr(slurm, reader, lambda *paths: listed.append(reader))
+    pretended.set("1", "CANCELLED")
+    assert workers.ended([going]) == [going]
+    assert listed.index(tmp_path / "out" / name) < listed.index(reader)
+
+
+def test_a_damaged_record_of_an_end_is_none_and_is_named(jobs, pretended, tmp_path):
+    display = Told()
+    workers = jobs(display=display)
+    going = workers.start(RUN, 1)
+    file = tmp_path / "out" / "jobs" / "a-seed0" / "end.json"
+    file.write_text('{"code": Infinity}')
+    pretended.set("1", "CANCELLED")
+    assert workers.ended([going]) == [going]
+    assert workers.trouble(going).startswith("it was cancelled")
+    assert display.lines[:-1] == [f"{file}: expected how a job has ended, got a damaged file, without job"]
 
 
 # the command is killed, and started again
@@ -377,6 +488,45 @@ def test_an_answer_that_is_no_number_is_refused(pretended):
     (pretended.directory / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 7\n")
     with pytest.raises(SlurmError, match="sbatch: expected the number of a job, got Submitted batch job 7"):
         Slurm().submit([], [])
+
+
+def test_what_a_user_wants_squeue_to_show_hides_no_job(jobs, pretended, monkeypatch):
+    squeue = '#!/bin/sh\n[ -n "$SQUEUE_PARTITION$SBATCH_ARRAY_INX$SBATCH_WAIT" ] && exit 0\ncat "$PRETENDED/queue"\n'
+    (pretended.directory / "squeue").write_text(squeue)
+    for variable in ("SQUEUE_PARTITION", "SBATCH_ARRAY_INX", "SBATCH_WAIT"):
+        monkeypatch.setenv(variable, "gpu")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "me")
+    workers = jobs()
+    going = workers.start(RUN, 1)
+    assert workers.ended([going]) == workers.ended([going]) == []
+    assert pretended.submitted == 1
+    environment = (pretended.directory / "environment").read_text()
+    assert "SBATCH_ACCOUNT=me" in environment, "what a job asks for is the user's"
+
+
+def test_another_cluster_is_refused(pretended, monkeypatch):
+    monkeypatch.setenv("SBATCH_CLUSTERS", "other")
+    with pytest.raises(ConfigError, match="SBATCH_CLUSTERS: expected no other cluster than this machine's own"):
+        Slurm()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scancel", "words"),
+    [
+        ("other", "exit 0", "job 77 on other, which was cancelled"),
+        ("other", "echo denied >&2; exit 1", "was not cancelled (denied): `scancel --clusters=other 77` does it"),
+        ("--user=me", "exit 0", "job 77 on --user=me, which was not cancelled"),
+        ("a,b", "exit 0", "job 77 on a,b, which was not cancelled"),
+    ],
+)
+def test_a_job_that_went_to_another_cluster_is_cancelled_there(pretended, cluster, scancel, words):
+    (pretended.directory / "sbatch").write_text(f"#!/bin/sh\necho '77;{cluster}'\n")
+    (pretended.directory / "scancel").write_text(f'#!/bin/sh\necho "$@" > "$PRETENDED/cancelled"\n{scancel}\n')
+    (pretended.directory / "scancel").chmod(0o755)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Slurm().submit([], [])
+    cancelled = pretended.directory / "cancelled"
+    assert (cancelled.read_text() if cancelled.exists() else "") == "--clusters=other 77\n" * (cluster == "other")
 
 
 # the whole command

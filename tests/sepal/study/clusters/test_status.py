@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.runs.claims import take_claim
-from sepal.study.clusters.records import JobEnd, Submission, write_end, write_submission
+from sepal.study.clusters.records import JobEnd, Submission, note_look, write_end, write_submission
 from sepal.study.clusters.status import counts, statuses
 from sepal.study.plans.model import PlannedRun
 
@@ -40,6 +40,7 @@ def study(tmp_path):
     for number in (1, 2, 3):
         (records / f"{number:06d}").touch()
     (tmp_path / "runs" / "config.toml").write_text("rounds = 20\n")
+    note_look(tmp_path / "jobs")
     return tmp_path
 
 
@@ -81,6 +82,48 @@ def test_a_damaged_record_is_one_line_and_the_others_are_told(study):
     assert found["waits"].state == "failed"
     assert "damaged" in found["waits"].words
     assert found["runs"].state == "running"
+
+
+def test_states_that_nobody_has_looked_at_since_are_old_ones(study):
+    os.utime(study / "jobs" / "looked", (1000.0, 1000.0))
+    old = of(study, "runs", "waits", "done", "failed")
+    states = {name: status.state for name, status in old.items()}
+    assert states == {
+        "runs": "running when last seen",
+        "waits": "waiting when last seen",
+        "done": "done",
+        "failed": "failed",
+    }
+    assert old["runs"].since == 1000.0
+    assert counts(list(old.values())) == "1 done, 1 running when last seen, 1 waiting when last seen, 1 failed"
+    (study / "jobs" / "looked").unlink()
+    assert (of(study, "runs")["runs"].state, of(study, "runs")["runs"].since) == ("running when last seen", AT.seen)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "text"),
+    [
+        ("jobs/runs/end.json", "code", "Infinity"),
+        ("jobs/runs/end.json", "cores", "Infinity"),
+        ("jobs/runs/end.json", "seconds", "NaN"),
+        ("jobs/runs/end.json", "job", "null"),
+        ("jobs/runs/submission.json", "seen", "1e300"),
+        ("jobs/runs/submission.json", "seen", "true"),
+        ("jobs/runs/submission.json", "checkpoint", "-1"),
+        ("runs/config.toml", "rounds", ""),
+        ("runs/config.toml", "rounds", "rounds = 'x'"),
+        ("runs/config.toml", "rounds", "rounds = -5"),
+    ],
+)
+def test_a_value_that_no_run_writes_is_named_in_a_line(study, file, key, text):
+    write_end(study, "runs", JobEnd("7", 2, "x"))
+    path = study / file
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), key: "@"}).replace('"@"', text) if "json" in file else text
+    )
+    status = of(study, "runs")["runs"]
+    assert status.state == "failed"
+    assert status.words.startswith(f"{path}: {key}: expected ")
 
 
 def test_records_of_jobs_cannot_lead_out_of_the_study(study, tmp_path_factory):
