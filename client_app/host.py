@@ -89,7 +89,8 @@ class ClientHost:
         changes: Whether the client's data may change in the run (``data-changes = "accept"``).
         secure: The client's secure sums; None in a run without. With it, updates and figures wait here for the steps
             of a sum, and no digest of a state is sent.
-        clips: Clips uploads before they are sent; None in a run without ``privacy.mode = "central"``.
+        clips: Clips uploads before they are sent; None in a run without ``privacy.mode = "central"``. With it, no
+            digest of a state is sent, either.
     """
 
     run: str
@@ -257,7 +258,7 @@ class ClientHost:
             name = version(plan.round, order.base, download_digest, uploaded)
             local = self.local()
             reply = replace(reply, version=name)
-            if order.keep and not self.noised and not self.secure:
+            if order.keep and not (self.noised or self.secure or self.clips):
                 state = digest(after)
                 reply = replace(reply, state=digest({"state": state, "local": local}) if local else state)
             if uploads:

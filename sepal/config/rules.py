@@ -6,6 +6,7 @@ and the clients that have registered in :mod:`sepal.server.rules`. A rule of one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,6 +136,23 @@ def _check_privacy(config: RunConfig) -> None:
         raise ConfigError("privacy.quantile", expected, privacy.quantile)
     if privacy.noise > MOST_NOISE:
         raise ConfigError("privacy.noise", f"at most {MOST_NOISE} {why}", privacy.noise)
+    if privacy.quantile and (of_updates := multiplier_beside_bits(privacy.noise, clients)) > MOST_NOISE:
+        expected = f"further below {clients / 10:g}, a tenth of a round's clients, with privacy.quantile"
+        got = f"{privacy.noise}: it leaves updates a multiplier of {of_updates:.4g}, above {MOST_NOISE}"
+        raise ConfigError("privacy.noise", expected, got)
+
+
+def multiplier_beside_bits(noise: float, clients: int) -> float:
+    """Return z_Δ, with which updates and bits together cost what ``noise`` would: (z^-2 - (m/10)^-2)^-1/2.
+
+    It is infinite from z = m/10 on. Andrew et al. 2021, Theorem 1, with σ_b = m/20.
+
+    Args:
+        noise: z.
+        clients: m.
+    """
+    rest = noise**-2 - (clients / 10) ** -2
+    return float(rest**-0.5) if rest > 0 else math.inf
 
 
 def _check_poisson(config: RunConfig) -> None:

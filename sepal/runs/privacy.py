@@ -18,7 +18,7 @@ from typing import Any
 
 from sepal.config import PrivacySettings, RunConfig
 from sepal.errors import ConfigError
-from sepal.server.accounting import Spent, epsilon_after
+from sepal.server.accounting import Spent, accountant_of, epsilon_after
 
 # Orders of the Rényi divergence. The library's own range from 1.1, which is too large for an ε above 100, to 1024. It
 # uses only orders above 1.01.
@@ -118,7 +118,7 @@ def central_privacy(config: RunConfig, released: Spent) -> dict[str, Any]:
         "reason": "",
         "releases": released.releases,
         "uploads": released.most,
-        "accountant": f"dp-accounting {metadata.version('dp-accounting')}, PLD",
+        "accountant": f"dp-accounting {metadata.version('dp-accounting')}, {accountant_of(config, released)}",
     }
 
 

@@ -1,8 +1,8 @@
 """ε of a run with central noise: before it, after each round, and the round after which ``privacy.budget`` ends it.
 
-Two runs are compared that differ by one client: in one it sends what it sends, in the other zeros (add or remove).
+Two runs are compared that differ by one client: in the other it is left out of the sum, its bit too (add or remove).
 Of what is released of a round, a sum with noise z·C, it changes the sum by C at most. The bits of adaptive clipping are
-in z (:attr:`sepal.server.central_noise.CentralNoise.noise_of_updates`).
+in z (:attr:`sepal.server.central_noise.CentralNoise.multiplier_of_updates`).
 
 - **With the draw**, for whoever does not know who was drawn: a client is in a round with probability q, independently.
   By dp-accounting: its PLD accountant (Koskela, Jälkö, Honkela, AISTATS 2020), and its RDP accountant (Mironov, Talwar,
@@ -67,7 +67,7 @@ class Spent:
         """Number of releases."""
         return sum(releases * rounds for releases, rounds in self.rounds.items())
 
-    def next(self) -> Spent:
+    def after_another_round(self) -> Spent:
         """Return the same after another round of the client with the most releases, at worst."""
         names = max(self.clients, key=lambda name: self.clients[name], default="any")
         return self.plus(1, (names,))
@@ -93,7 +93,7 @@ def epsilon_after(config: RunConfig, spent: Spent, tight: bool = False) -> dict[
     return {"epsilon": with_draw, "epsilon_no_amplification": known}
 
 
-def claimed(epsilons: Mapping[str, float | None]) -> float:
+def bounded_epsilon(epsilons: Mapping[str, float | None]) -> float:
     """Return the ε that ``privacy.budget`` bounds: with the draw, or where there is no secret one without."""
     with_draw = epsilons["epsilon"]
     return float(epsilons["epsilon_no_amplification"] or 0.0) if with_draw is None else with_draw
@@ -101,10 +101,23 @@ def claimed(epsilons: Mapping[str, float | None]) -> float:
 
 def exceeds_budget(config: RunConfig, spent: Spent) -> bool:
     """Return whether ε would be above ``privacy.budget`` with another round."""
-    budget, after = config.privacy.budget, spent.next()
-    if not budget or claimed(epsilon_after(config, after)) <= budget:  # ε of RDP is never below that of PLD
+    return is_over_budget(config, spent.after_another_round())
+
+
+def is_over_budget(config: RunConfig, after: Spent) -> bool:
+    """Return whether ε of ``after`` is above ``privacy.budget``."""
+    budget = config.privacy.budget
+    if not budget or bounded_epsilon(epsilon_after(config, after)) <= budget:  # ε of RDP is never below that of PLD
         return False
-    return claimed(epsilon_after(config, after, tight=True)) > budget
+    return bounded_epsilon(epsilon_after(config, after, tight=True)) > budget
+
+
+def accountant_of(config: RunConfig, spent: Spent) -> str:
+    """Return how :func:`epsilon_after` computes :func:`bounded_epsilon` where it is to be tight."""
+    if config.privacy.sampling != "poisson":
+        return "exact curve of the Gaussian mechanism"
+    rdp = epsilon_after(config, spent)["epsilon"]
+    return "PLD" if rdp is None or rdp < MOST_TIGHT else f"RDP, as ε is at least {MOST_TIGHT:g}"
 
 
 def check_budget(config: RunConfig) -> None:
@@ -114,7 +127,7 @@ def check_budget(config: RunConfig) -> None:
         ConfigError: See above.
     """
     if config.privacy.budget and exceeds_budget(config, Spent()):
-        least = claimed(epsilon_after(config, Spent().next(), tight=True))
+        least = bounded_epsilon(epsilon_after(config, Spent().after_another_round(), tight=True))
         up = math.ceil(1000 * least) / 1000
         raise ConfigError("privacy.budget", f"at least {up:g}, the ε of one round", config.privacy.budget)
 

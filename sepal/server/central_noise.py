@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.config import RunConfig
+from sepal.config.rules import multiplier_beside_bits
 from sepal.training.privacy import gaussian
 from sepal.wire.tensors import Values
 
@@ -40,17 +41,17 @@ class ClippedSum:
 
     Attributes:
         entries: int64 (d,), in steps of C/2^40.
-        within: Number of updates that needed no clipping, minus the number of others.
+        balance: Number of updates that needed no clipping, minus the number of others.
         of: Digest (hex) of what the updates are changes of.
     """
 
     entries: npt.NDArray[np.int64]
-    within: int
+    balance: int
     of: str
 
     def digest(self) -> str:
         """Return SHA-256 (hex) over the sum."""
-        sha = hashlib.sha256(f"{self.of}|{self.within}|".encode())
+        sha = hashlib.sha256(f"{self.of}|{self.balance}|".encode())
         sha.update(np.ascontiguousarray(self.entries, "<i8").tobytes())
         return sha.hexdigest()
 
@@ -89,16 +90,14 @@ class CentralNoise:
         return cls(clients, config.clients, privacy.noise, privacy.quantile, privacy.sampling == "poisson", secret)
 
     @property
-    def noise_of_bits(self) -> float:
+    def deviation_of_bits(self) -> float:
         """σ_b, standard deviation of the noise on the sum of b_i - ½, of which a client changes ½ (m/20, section 2)."""
         return self.clients / 20
 
     @property
-    def noise_of_updates(self) -> float:
+    def multiplier_of_updates(self) -> float:
         """z_Δ, with which updates and bits together cost what z alone would: (z^-2 - (2σ_b)^-2)^-1/2 (Theorem 1)."""
-        if not self.quantile:
-            return self.noise
-        return float((self.noise**-2 - (2 * self.noise_of_bits) ** -2) ** -0.5)
+        return multiplier_beside_bits(self.noise, self.clients) if self.quantile else self.noise
 
     def drawn(self, names: Sequence[str], round: int) -> list[str]:
         """Return who trains in ``round``: each of ``names`` by itself, with probability clients / population."""
@@ -118,11 +117,11 @@ class CentralNoise:
             clip: C.
             of: Digest of what they are changes of.
         """
-        total, within = np.zeros(size, np.int64), 0
+        total, balance = np.zeros(size, np.int64), 0
         for change, was_within in changes:
             total += on_grid(change, clip)
-            within += 1 if was_within else -1
-        return ClippedSum(total, within if self.quantile else 0, of)
+            balance += 1 if was_within else -1
+        return ClippedSum(total, balance if self.quantile else 0, of)
 
     def _key(self, total: ClippedSum, clip: float, round: int) -> bytes:
         about = [round, clip.hex(), self.noise.hex(), self.quantile.hex(), self.clients, total.digest()]
@@ -142,11 +141,11 @@ class CentralNoise:
         """
         key = self._key(total, clip, round)
         drawn = gaussian(hmac.digest(key, b"updates", "sha256"), total.entries.size)
-        noised = total.entries + np.rint(drawn * (self.noise_of_updates * GRID)).astype(np.int64)
+        noised = total.entries + np.rint(drawn * (self.multiplier_of_updates * GRID)).astype(np.int64)
         mean = noised.astype(np.float64) * (clip / (GRID * self.clients))
         if not self.quantile:
             return mean, clip
-        bits = total.within / 2 + self.noise_of_bits * float(gaussian(hmac.digest(key, b"bits", "sha256"), 1)[0])
+        bits = total.balance / 2 + self.deviation_of_bits * float(gaussian(hmac.digest(key, b"bits", "sha256"), 1)[0])
         return mean, next_clip(clip, bits / self.clients + 0.5, self.quantile)
 
 

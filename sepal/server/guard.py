@@ -68,7 +68,7 @@ class Guard:
         clip, noise = privacy.clip, privacy.noise
         if privacy.central:  # it is less noise than that of a client, but the clip may have grown
             clip, central = max(clip, self._clip), CentralNoise.of(self._setup.config)
-            noise = central.noise_of_updates / central.clients
+            noise = central.multiplier_of_updates / central.clients
         return clip * (1 + noise * (math.sqrt(entries) + 6))
 
     @cached_property

@@ -20,11 +20,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from sepal.config import RunConfig
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord
 
 MOST_HALVINGS = 3  # attempts with rates of 1/2, 1/4 and 1/8 before a run ends
 REMEDY = "set a lower lr or a smaller clip-gradient, or max-update-norm = 3 if an upload may be poisoned"
+REMEDY_WITH_NOISE = (
+    "set a lower lr or a smaller clip-gradient, or evict clients that lie"  # which has no max-update-norm
+)
 NORM_FACTOR = 3.0  # max-update-norm in a repeated round, if none is set; what its description advises
 
 
@@ -37,6 +41,11 @@ def most_diverged(trained: int, diverged: int, min_replies: int) -> bool:
         min_replies: The run's ``min-replies``: with fewer, a round does not count.
     """
     return diverged > trained or trained < min_replies <= trained + diverged
+
+
+def remedy(config: RunConfig) -> str:
+    """Return what an operator may do about divergence; only what the run's other keys admit."""
+    return REMEDY_WITH_NOISE if config.privacy.central else REMEDY
 
 
 def first_undone(records: Iterable[RoundRecord], failed: int) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from sepal.errors import DamagedError
+from sepal.errors import ConfigError, DamagedError
 from sepal.method.interface import RunSetup
 from sepal.protocol.messages import WITHIN_CLIP, Reply
 from sepal.protocol.summed import Entries
@@ -23,7 +23,7 @@ from sepal.server.uploads import RoundUploads
 from sepal.wire.tensors import Values
 
 RELEASED = "released"  # the part of a round that has its noised mean
-NOBODY = ClientInfo("the noised mean", 1)  # how many clients it is of depends on who was drawn
+ALL_CLIENTS = ClientInfo("the noised mean", 1)  # how many clients it is of depends on who was drawn
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class ReleasedMean:
     @property
     def clients(self) -> Sequence[ClientInfo]:
         """One that stands for all."""
-        return [NOBODY]
+        return [ALL_CLIENTS]
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[Upload]:
-        yield Upload(NOBODY, self.mean)
+        yield Upload(ALL_CLIENTS, self.mean)
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,16 @@ class Release:
     """What a round with central noise comes to.
 
     Attributes:
-        uploads: The noised mean.
+        uploads: The noised mean; None where it was not released.
         clip: The clip of the next round.
-        count: How many different sums of this round have been released, with this one.
+        count: How many different sums of this round have been released, with this one if it was.
+        void: Why it was not released; empty if it was.
     """
 
-    uploads: ReleasedMean
+    uploads: ReleasedMean | None
     clip: float
     count: int
+    void: str = ""
 
 
 def released(
@@ -71,6 +73,7 @@ def released(
     uploads: RoundUploads,
     replies: Mapping[str, Reply],
     store: RunStore,
+    fits: Callable[[int], bool],
 ) -> Release:
     """Sum a round's uploads, add noise, and store what comes of it before anybody sees it.
 
@@ -82,6 +85,7 @@ def released(
         uploads: The accepted uploads; there may be none.
         replies: The replies that they came with.
         store: Keeps the noised mean, and counts the releases.
+        fits: Whether so many releases in this round are within ``privacy.budget``. If not, nothing is released.
     """
     round, clip, entries = start.plan.round, start.plan.clip, _entries(start, downloads, setup)
 
@@ -92,7 +96,12 @@ def released(
             yield change, replies[name].metrics.get(WITHIN_CLIP) == 1.0
 
     total = central.summed(changes(), entries.count, clip, entries.digest())
-    count = store.note_release(round, central.name(total, clip, round))
+    name, noted = central.name(total, clip, round), store.releases(round)
+    if name not in noted and not fits(len(noted) + 1):  # as after a kill, where other clients have answered
+        before = f"{len(noted)} before a restart"
+        over = ConfigError("privacy.budget", "room for the mean of this round", f"none, with {before}: it is not used")
+        return Release(None, clip, len(noted), str(over))
+    count = store.note_release(round, name)
     mean, next_clip = central.released(total, clip, round)
     head = json.dumps({"of": entries.digest(), "clip": next_clip, "count": count})
     store.keep_part(round, RELEASED, head.encode() + b"\n" + np.ascontiguousarray(mean, "<f8").tobytes())

@@ -38,6 +38,7 @@ from sepal.protocol.messages import (
     write_order,
 )
 from sepal.protocol.types import ClientInfo, Kind
+from sepal.server.accounting import Spent, is_over_budget
 from sepal.server.answers import Growth, attributed, check_reply, keys_of
 from sepal.server.central_noise import CentralNoise
 from sepal.server.downloads import Downloads, most_message_bytes, room
@@ -62,6 +63,7 @@ log = logging.getLogger("sepal")
 Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
 ADVICE = "an upload may have been poisoned: go back with --from-round, and set max-update-norm"
+NOTHING = Spent()
 MOST_FAILED = 3  # failures before a client is given up; a held lock may be temporary
 FIRST_REST, MOST_REST = 1.0, 30.0  # seconds before a client that cannot write is asked again; they grow
 
@@ -81,6 +83,7 @@ class Round:
             ``deadline`` do not apply, by which a round goes on without the late.
         lowered_until: The last round that is to have the learning rate of this one, if that is halved.
         central: Adds noise to the mean of the round's uploads; None in a run without ``privacy.mode = "central"``.
+        released: With it, what the rounds before have released.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Round:
         local: bool = True,
         lowered_until: int = 0,
         central: CentralNoise | None = None,
+        released: Spent = NOTHING,
     ) -> None:
         self._start, self._store, self._config = start, store, setup.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
@@ -104,6 +108,8 @@ class Round:
         self.uploads: RoundUploads | SummedUploads | ReleasedMean = self._decoded
         self._central = None if start.closing else central
         self._release: Release | None = None
+        self._released = released
+        self._zeros: set[str] = set()  # with central noise, whose uploads count as none
         self._most = most_message_bytes(setup)
         self._digests: dict[str, str] = {}
         self._started = time.monotonic()
@@ -277,6 +283,8 @@ class Round:
             self._decoded.check(name, content)
             if self._config.privacy.quantile and reply.metrics.get(WITHIN_CLIP) not in (0.0, 1.0):
                 raise ProtocolError(WITHIN_CLIP, "0 or 1", reply.metrics.get(WITHIN_CLIP, "nothing"))
+            if self._central:  # which clips it: nobody's change is too large
+                return
             if refused := self._guard.refused_change(self._decoded.changes(name, content)):
                 raise DivergedError("upload", *refused)
 
@@ -326,6 +334,8 @@ class Round:
             self._count_failure(name, reason)
             return
         self.waiting.discard(name)  # asked again, it would fail again
+        if self._config.privacy.central and self._trains(name):
+            self._zeros.add(name)
         if isinstance(reason, DivergedError):
             self._diverged[name] = str(reason)
 
@@ -363,7 +373,7 @@ class Round:
             unable = causes_of(self._unable[name] for name in sorted(self.waiting & self._unable.keys()))
             got = "; ".join([_some(sorted(self.waiting)), *([unable] if unable else [])])
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", got)
-        counted = self._counted()
+        counted = self._counted() + len(self._zeros)
         if self._plan.round > 1 and counted < config.min_replies and self.unstable:  # on-divergence = "keep"
             few = "no client" if not counted else "too few clients"
             log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
@@ -375,10 +385,19 @@ class Round:
 
     @property
     def unstable(self) -> bool:
-        """Whether most of the clients that answered could not train from what they got."""
+        """Whether most of the clients that answered could not train from what they got.
+
+        Never with central noise: an honest client does not say so there, and no others are to end the run.
+        """
+        if self._config.privacy.central:
+            return False
         diverged = sum(self._trains(name) for name in self._diverged)
         well = sum(name not in self._diverged for name in self._replies if self._trains(name))
         return most_diverged(well, diverged, self._config.min_replies)
+
+    @property
+    def _asked_to_train(self) -> tuple[str, ...]:
+        return tuple(name for name in self._requests if self._trains(name))
 
     def _trains(self, name: str) -> bool:
         return self._requests[name].purpose != "evaluation"
@@ -484,9 +503,15 @@ class Round:
     def _add_noise(self, central: CentralNoise) -> None:
         """Compute the round's result from the noised mean of its uploads; a void round leaves the model as it is."""
         about = self._start, self._downloads, self._setup, self._decoded, self._replies, self._store
-        self._release = released(central, *about)
-        self.uploads = self._release.uploads
-        self.outcome, self._void = aggregate_released(self._start, self._guard, self.uploads)
+        spent, asked = self._released, self._asked_to_train
+        fits: Callable[[int], bool] = lambda count: not is_over_budget(self._config, spent.plus(count, asked))  # noqa: E731
+        self._release = released(central, *about, fits)
+        self._replies = {name: _without_bit(reply) for name, reply in self._replies.items()}
+        if self._release.uploads is None:
+            self.uploads, self._void = SummedUploads([], None), self._release.void
+        else:
+            self.uploads = self._release.uploads
+            self.outcome, self._void = aggregate_released(self._start, self._guard, self.uploads)
         if self._void:
             log.warning("round %d is void: %s", self._plan.round, self._void)
 
@@ -500,7 +525,7 @@ class Round:
         spent = {"total": total, "train": max(trained, default=0.0), "server": server_seconds}
         return RoundRecord(
             round=self._plan.round,
-            sampled=tuple(name for name, request in self._requests.items() if request.purpose != "evaluation"),
+            sampled=self._asked_to_train,
             joined=tuple(self._joined),
             stores={name: self._stores[name] for name in sorted(self._stores)},
             replies={name: self._replies[name] for name in sorted(self._replies)},
@@ -519,6 +544,11 @@ class Round:
             clip=self._release.clip if self._release else 0.0,
             restarted=tuple(sorted({*(before.restarted if before else ()), *self._start.state.restarting})),
         )
+
+
+def _without_bit(reply: Reply) -> Reply:
+    """Return a reply as it is stored: a client's bit has no noise, and only the noised sum of bits may leave."""
+    return replace(reply, metrics={key: value for key, value in reply.metrics.items() if key != WITHIN_CLIP})
 
 
 def _some(names: Sequence[str]) -> str:

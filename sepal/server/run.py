@@ -19,7 +19,7 @@ from sepal.protocol.types import ClientInfo, Uploads
 from sepal.server.accounting import before_the_run, check_budget, epsilon_after, exceeds_budget
 from sepal.server.central_noise import CentralNoise
 from sepal.server.outcome import Outcome
-from sepal.server.recovery import REMEDY, first_undone, undone
+from sepal.server.recovery import first_undone, remedy, undone
 from sepal.server.report import RunFigures, metrics_line
 from sepal.server.rules import check_central
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
@@ -199,7 +199,7 @@ class ServerRun:
             return
         rounds = f"{self.state.round} round{'s' * (self.state.round != 1)}"
         why = f" ({self.report.refusal})" if self.report.refusal else ""
-        raise RoundError("run", "an upload that counts", f"none in {rounds}{why}: {REMEDY}")
+        raise RoundError("run", "an upload that counts", f"none in {rounds}{why}: {remedy(self.config)}")
 
     def lowered(self, round: int) -> tuple[int, int]:
         """Return how often the learning rate of ``round``, the next one, is halved, and up to which round."""

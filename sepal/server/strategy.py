@@ -33,7 +33,7 @@ from sepal.server.contact import Contact
 from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
 from sepal.server.outcome import Outcome
-from sepal.server.recovery import MOST_HALVINGS, REMEDY
+from sepal.server.recovery import MOST_HALVINGS, remedy
 from sepal.server.released_mean import ReleasedMean, replayed_release
 from sepal.server.report import RunFigures
 from sepal.server.roster import Connections
@@ -242,7 +242,9 @@ class SepalStrategy:
             run.check_trained()
         by_secret = run.drawn(start)
         chosen, about = drawn if by_secret is None else by_secret, (run.setup, run.store, joined, stores)
-        round = Round(start, *about, connections.evicted, chosen, contact.local, until, run.central)
+        round = Round(
+            start, *about, connections.evicted, chosen, contact.local, until, run.central, run.report.released
+        )
         self._refuse_lost(round.waiting)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
@@ -262,7 +264,7 @@ class SepalStrategy:
             return
         if record.diverged and not run.report.diverged:
             words = "round %d: the training of %d of %d clients diverged and does not count: %s"
-            log.warning(words, record.round, len(set(record.diverged)), round.request_count, REMEDY)
+            log.warning(words, record.round, len(set(record.diverged)), round.request_count, remedy(run.config))
         ended = time.monotonic()
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)
@@ -364,9 +366,9 @@ class SepalStrategy:
         got = f"{reason} ({names})" if names and not spoilt else reason
         expected = "a model from which most clients can train"
         if failed.halvings >= MOST_HALVINGS:
-            raise RoundError(key, expected, f"{got}, also with an eighth of the learning rate: {REMEDY}")
+            raise RoundError(key, expected, f"{got}, also with an eighth of the learning rate: {remedy(run.config)}")
         if run.config.on_divergence == "stop" or run.config.privacy.noise or run.config.secure != "off":
-            raise RoundError(key, expected, f"{got}: {REMEDY}")
+            raise RoundError(key, expected, f"{got}: {remedy(run.config)}")
         record = run.undo(failed, spoilt)
         if run.state.round < record.round - 1:
             self._replay(tell=False)

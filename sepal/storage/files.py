@@ -208,6 +208,27 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
+def append_durably(path: Path, data: bytes) -> None:
+    """Add ``data`` at the end of a file, which is made with mode 600 if it is missing; durable when this returns.
+
+    Raises:
+        StateError: It cannot be written, as on a full disk; a part of ``data`` may then be there.
+    """
+    is_new = not path.exists()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if is_new:
+            sync_path(path.parent)
+    except OSError as reason:
+        raise StateError(str(path), "a file that can be written", reason.strerror or reason) from None
+
+
 def set_aside(path: Path) -> None:
     """Rename a damaged file to ``.damaged``."""
     with suppress(FileNotFoundError):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from sepal.client_app.clipped_uploads import ClippedUploads
 from sepal.config import PrivacySettings
-from sepal.errors import RosterError
-from sepal.protocol.messages import WITHIN_CLIP, read_reply, write_reply
-from sepal.protocol.payloads import seal
+from sepal.errors import ConfigError, DivergedError, RosterError
+from sepal.protocol.messages import WITHIN_CLIP, read_reply, write_error, write_reply
 from sepal.protocol.types import Payload
+from sepal.server.accounting import without_amplification
 from sepal.server.central_noise import CentralNoise
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
 from sepal.server.strategy import SepalStrategy
@@ -28,12 +28,16 @@ KEYS = {"mode": "central", "clip": 0.4, "noise": 0.3, "quantile": 0.5, "delta": 
 
 @dataclass
 class CentralFederation(SecureFederation):
-    """Clients that clip."""
+    """Clients that clip, but for those of ``unclipped``."""
 
     key: bytes = b"k" * 32
+    unclipped: dict = field(default_factory=dict)
 
     def host(self, name):
-        return replace(super().host(name), clips=ClippedUploads(self.setup.weights, tells=True), tells_divergence=False)
+        clips = ClippedUploads(self.setup.weights, tells=True)
+        if name in self.unclipped:
+            clips = Unclipped(self.setup.weights, True, self.unclipped[name])
+        return replace(super().host(name), clips=clips, tells_divergence=False)
 
     def server(self, store=None, log=None):
         observers = [log] if log else []
@@ -120,6 +124,23 @@ def test_no_clients_update_is_stored_and_the_noised_mean_is(tmp_path):
     assert files == {"released"}
 
 
+def test_no_file_and_no_line_has_the_bit_of_a_client(tmp_path):
+    _, log = run(federation(tmp_path / "w"), DiskRunStore(tmp_path / "store", ServerState))
+    assert [len(line["clients"]) for line in log.lines] == [5, 5, 5, 5]
+    assert not any(WITHIN_CLIP in client["metrics"] for line in log.lines for client in line["clients"])
+    assert not any(WITHIN_CLIP in reply.metrics for record in log.records for reply in record.replies.values())
+    files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert files
+    assert not any(WITHIN_CLIP.encode() in path.read_bytes() for path in files)
+
+
+def test_no_digest_of_a_clients_state_is_sent(tmp_path):
+    """The state has the model without noise: who guesses it would be told that the guess is right."""
+    strategy, log = run(federation(tmp_path / "w"))
+    assert not any(reply.state for record in log.records for reply in record.replies.values())
+    assert not strategy.report.digests
+
+
 def test_a_lost_noised_mean_ends_the_run_where_clients_have_gone_on(tmp_path):
     """The round would be run again: clients that have answered the next one would be in two releases."""
     world, DyingStore.dies_at = federation(tmp_path / "w", checkpoint_every=10, timeout=0.5), 3
@@ -143,20 +164,54 @@ def forged(which):
 
 def test_a_client_that_does_not_clip_is_clipped_by_the_server(monkeypatch):
     """Its change of norm 8·√6 counts as one of norm C: the sum of 5 is no longer than 5·2^40 steps."""
-    from sepal.protocol.messages import version
-
-    def long(reply, content):
-        moved = seal(Payload({"w": whole(np.full(6, 8, np.float32))}))
-        name = version(2, reply.base, reply.download, moved.digest())
-        return write_reply(replace(reply, version=name), moved)
-
     world, sums = federation(rounds=2), []
-    world.forged = forged(long)
+    world.unclipped = {"client-1": 8.0}
     summed = CentralNoise.summed
     monkeypatch.setattr(CentralNoise, "summed", lambda self, *a: sums.append(summed(self, *a)) or sums[-1])
     strategy, _ = run(world)
-    assert "client-1" in strategy.progress.versions
+    assert set(strategy.progress.versions) == {f"client-{number}" for number in range(5)}
+    assert not strategy.report.diverged
     assert np.linalg.norm(sums[1].entries.astype(float)) <= 5 * 2.0**40
+
+
+@dataclass(frozen=True)
+class Unclipped(ClippedUploads):
+    """What a client has that lies about its update: all entries are ``value``."""
+
+    value: float = 0.0
+
+    def clipped(self, upload, download, plan):
+        return Payload({"w": whole(np.full(6, self.value, np.float32))}), True
+
+
+def diverged(name):
+    return write_error(DivergedError("state", "finite numbers after training", "others: it diverged"), name)
+
+
+@pytest.mark.parametrize("lie", [1e5, 3e38, diverged], ids=["long", "longest", "diverged"])
+@pytest.mark.parametrize(
+    ("liars", "keys"),
+    [
+        (1, {"clients_per_round": 1, "privacy": {"sampling": "poisson", "noise": 0.05, "quantile": 0.0}}),
+        (1, {"clients_per_round": 1, "privacy": {"quantile": 0.0}}),
+        (3, {}),
+        (1, {"on_divergence": "keep", "min_replies": 5}),
+    ],
+    ids=["alone in a draw by itself", "alone", "most", "min-replies"],
+)
+def test_clients_that_lie_do_not_end_the_run(lie, liars, keys, caplog):
+    """What they send counts as an update of norm C at most, or as none: they can do no more than stay away."""
+    world = federation(rounds=12, **keys)
+    names = {f"client-{number}" for number in range(1, 1 + liars)}
+    if lie is diverged:
+        world.forged = lambda round, kind, name, reply: lie(name) if kind == "train" and name in names else reply
+    else:
+        world.unclipped = dict.fromkeys(names, lie)
+    strategy, log = run(world)
+    assert [record.releases for record in log.records] == [1] * 12 + [0]
+    assert any(names & set(record.sampled) for record in log.records[:12])
+    assert np.isfinite(strategy.progress.server.weights["w"]).all()
+    assert "max-update-norm" not in caplog.text  # it is refused with central noise
 
 
 @pytest.mark.parametrize("bit", [0.5, 7.0, None])
@@ -228,3 +283,51 @@ def test_a_draw_of_more_clients_than_expected_asks_them_all():
     strategy._run.central = replace(strategy._run.central, population=1)
     strategy.start(Nodes(world))
     assert len(log.records[0].sampled) == 5
+
+
+def test_a_round_that_is_run_again_stays_within_the_budget(tmp_path):
+    """There is room for two releases: with a third, of other clients after a kill, the round would be over it."""
+    room = without_amplification(0.45, 2, 1e-3) * 1.001
+    assert without_amplification(0.45, 3, 1e-3) > 1.3 * room
+    keys = {"on_missing": "skip", "privacy": {"budget": room, "noise": 0.45}}
+    world, DyingStore.dies_at = federation(tmp_path / "w", rounds=6, **keys), 2
+    with pytest.raises(Killed):
+        run(world, DyingStore(tmp_path / "store", ServerState))
+    world.gone.add("client-4")
+    strategy, log = run(world, DyingStore(tmp_path / "store", ServerState))
+    assert (tmp_path / "store" / "releases").read_text().count("\n") == 2
+    assert dict(strategy.report.released.rounds) == {1: 2}
+    assert log.lines[0]["privacy"]["epsilon_no_amplification"] <= room
+    assert (log.records[0].round, log.records[0].releases) == (2, 1)
+    assert log.records[0].void.startswith("privacy.budget: ")
+    assert strategy.report.stopped.by == "privacy.budget"
+
+
+def test_a_server_whose_run_was_taken_over_notes_no_release(tmp_path):
+    def gone():
+        raise ConfigError("run", "the claim", "another's")
+
+    store = DiskRunStore(tmp_path, ServerState)
+    assert store.note_release(1, "a" * 32) == 1
+    store.check_held = gone
+    with pytest.raises(ConfigError, match="another's"):
+        store.note_release(2, "b" * 32)
+    assert (tmp_path / "releases").read_text() == f"1 {'a' * 32}\n"
+
+
+def test_a_release_is_added_and_no_other_line_is_written_again(tmp_path):
+    """Two servers, one of which is about to notice that it is taken over: no line of the other is lost."""
+    first, second = DiskRunStore(tmp_path, ServerState), DiskRunStore(tmp_path, ServerState)
+    first.note_release(1, "a" * 32)
+    inode = (tmp_path / "releases").stat().st_ino
+    assert [second.note_release(1, "b" * 32), first.note_release(1, "b" * 32), first.note_release(2, "c" * 32)] == [
+        2,
+        2,
+        1,
+    ]
+    assert (tmp_path / "releases").stat().st_ino == inode
+    assert (tmp_path / "releases").stat().st_mode & 0o777 == 0o600
+    with (tmp_path / "releases").open("a") as file:
+        file.write("3 dd")  # a power failure while a line was written
+    assert first.note_release(3, "e" * 32) == 2
+    assert (tmp_path / "releases").read_text().splitlines()[-2:] == ["3 dd", f"3 {'e' * 32}"]

@@ -86,6 +86,10 @@ class FlushedStore:
         """Discard parts of the current round."""
         self._memory.drop_parts(round, prefix)
 
+    def releases(self, round: int) -> frozenset[str]:
+        """Return the releases of a round that are noted on disk."""
+        return self._store.releases(round)
+
     def note_release(self, round: int, name: str) -> int:
         """Note a release on disk; return how many different ones there were of this round, before a kill too."""
         return self._store.note_release(round, name)

@@ -27,7 +27,15 @@ from sepal.errors import DamagedError, RosterError, StateError, suggest
 from sepal.names import NAME
 from sepal.protocol.messages import Content
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
+from sepal.storage.files import (
+    append_durably,
+    check_owner,
+    make_directory,
+    read_tensors,
+    set_aside,
+    write_atomically,
+    write_tensors,
+)
 from sepal.storage.regular import ROWS, check_parts, is_inside, is_regular, read_text
 from sepal.storage.serialize import flatten, restore
 
@@ -208,14 +216,24 @@ class DiskRunStore:
         for path in self._part(round, "").glob(f"{prefix}*"):
             path.unlink()
 
-    def note_release(self, round: int, name: str) -> int:
-        """Note a release in ``releases``, from which no round that is run again deletes a line; durable."""
+    def releases(self, round: int) -> frozenset[str]:
+        """Return the releases of a round; of a line that was cut off by a power failure, what there is."""
+        lines = (line.partition(" ") for line in self._release_lines().splitlines())
+        return frozenset(name for number, _, name in lines if number == str(round))
+
+    def _release_lines(self) -> str:
         path = self._directory / RELEASES
-        text = read_text(path, ROWS) if path.exists() else ""
-        names = {line.partition(" ")[2] for line in text.splitlines() if line.partition(" ")[0] == str(round)}
-        if name not in names:
-            write_atomically(path, f"{text}{round} {name}\n".encode(), mode=0o600)
-        return len(names | {name})
+        return read_text(path, ROWS) if path.exists() else ""
+
+    def note_release(self, round: int, name: str) -> int:
+        """Note a release in ``releases``, to which lines are only added; durable."""
+        noted = self.releases(round)
+        if name not in noted:
+            self.check_held()
+            text = self._release_lines()
+            cut_off = bool(text) and not text.endswith("\n")
+            append_durably(self._directory / RELEASES, f"{chr(10) * cut_off}{round} {name}\n".encode())
+        return len(noted | {name})
 
     def commit(self, record: RoundRecord) -> None:
         """Store the record of a completed round; durable when this returns."""

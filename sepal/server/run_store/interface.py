@@ -80,6 +80,10 @@ class RunStore(Protocol):
         """Delete the parts of a round whose names begin with ``prefix``."""
         ...
 
+    def releases(self, round: int) -> frozenset[str]:
+        """Return what :meth:`note_release` has noted of a round."""
+        ...
+
     def note_release(self, round: int, name: str) -> int:
         """Note that a noised sum is about to be released; durable when this returns.
 

@@ -83,6 +83,10 @@ class MemoryRunStore:
         if round == self._parts_of:
             self._parts = {name: data for name, data in self._parts.items() if not name.startswith(prefix)}
 
+    def releases(self, round: int) -> frozenset[str]:
+        """Return the releases of a round."""
+        return frozenset(self._releases.get(round, ()))
+
     def note_release(self, round: int, name: str) -> int:
         """Note a release; return how many different ones there were of this round."""
         names = self._releases.setdefault(round, set())

@@ -133,6 +133,11 @@ def test_a_method_that_sends_nothing_is_refused(method):
             {"privacy.quantile": 0.5, "privacy.noise": 0.4},
             "privacy.quantile: expected 0 with privacy.noise of at least",
         ),
+        (
+            # 0.4·(1 - 1e-10) leaves updates (z^-2 - .4^-2)^-½ = .4/√(2e-10) = 28,284
+            {"privacy.quantile": 0.5, "privacy.noise": 0.4 * (1 - 1e-10)},
+            r"privacy.noise: expected further below 0\.4, .* a multiplier of 2\.828e\+04, above 10000",
+        ),
         ({"privacy.sampling": "poisson"}, "clients-per-round: expected from 1 to 3 with privacy.sampling = poisson"),
         ({"privacy.sampling": "poisson", "clients-per-round": 4}, "clients-per-round: expected from 1 to 3"),
         ({"privacy.sampling": "poisson", "clients-per-round": 2, "oversample": 1.5}, "oversample: expected 1"),

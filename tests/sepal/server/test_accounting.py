@@ -67,7 +67,7 @@ def test_draws_of_a_fixed_size_are_not_taken_as_amplification_and_the_librarys_w
     assert fixed(0.5) == pytest.approx(54.48604712155523, rel=1e-6)
     ours = epsilon_after(config(**{"sampling": "fixed"}), after(200, 10))
     assert ours["epsilon"] is None
-    assert accounting.claimed(ours) == pytest.approx(14.7223471, rel=1e-6)
+    assert accounting.bounded_epsilon(ours) == pytest.approx(14.7223471, rel=1e-6)
 
 
 def test_adaptive_clipping_costs_nothing_beyond_z():
@@ -75,10 +75,12 @@ def test_adaptive_clipping_costs_nothing_beyond_z():
     central = CentralNoise.of(config(**{"quantile": 0.5}))
     for noise, of_updates in ((0.5, 0.502518907629606), (1.0, 1.0206207261596576), (2.0, 2.182178902359924)):
         keys = config(**{"quantile": 0.5, "noise": noise})
-        assert CentralNoise.of(keys).noise_of_updates == pytest.approx(of_updates, rel=1e-12)
+        assert CentralNoise.of(keys).multiplier_of_updates == pytest.approx(of_updates, rel=1e-12)
     from dp_accounting.rdp import RdpAccountant
 
-    gaussians = [dp_accounting.GaussianDpEvent(z) for z in (central.noise_of_updates, 2 * central.noise_of_bits)]
+    gaussians = [
+        dp_accounting.GaussianDpEvent(z) for z in (central.multiplier_of_updates, 2 * central.deviation_of_bits)
+    ]
     accountant = RdpAccountant(orders=accounting._orders())
     event = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.ComposedDpEvent(gaussians))
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, 200))
@@ -95,6 +97,25 @@ def test_another_sum_of_a_round_is_charged_as_another_release_of_the_same_client
         epsilon_after(config(**{"noise": 1 / math.sqrt(2)}), Spent({1: 100}))["epsilon"], rel=1e-9
     )
     assert twice > once
+
+
+@pytest.mark.parametrize(
+    ("keys", "rounds", "how"),
+    [
+        ({}, 200, "PLD"),
+        ({"noise": 0.3}, 200, "RDP, as ε is at least 30"),
+        ({"sampling": "fixed"}, 200, "exact curve of the Gaussian mechanism"),
+    ],
+)
+def test_what_computed_epsilon_is_named(keys, rounds, how):
+    """PLD only where it is called: not for fixed draws, and not for a large ε."""
+    spent = after(rounds, 10)
+    pld, called = accounting._pld, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounting, "_pld", lambda *about: called.append(about) or pld(*about))
+        epsilon_after(config(**keys), spent, tight=True)
+    assert bool(called) == (how == "PLD")
+    assert accounting.accountant_of(config(**keys), spent) == how
 
 
 def test_a_budget_ends_a_run_before_the_round_that_would_exceed_it():
