@@ -66,12 +66,12 @@ class Slurm:
     def _cancel(self, number: str, cluster: str) -> str:
         """Cancel a job of another cluster; return in words what has become of it."""
         if not _CLUSTER.match(cluster):
-            return "which was not cancelled"
+            return "which goes on"
         command = ["scancel", f"--clusters={cluster}", number]
         try:
             self._answer(command)
         except SlurmError as error:
-            return f"which was not cancelled ({error.got}): `{' '.join(command)}` does it"
+            return f"which goes on: `{' '.join(command)}` ends it ({error.got})"
         return "which was cancelled"
 
     def jobs(self) -> dict[str, QueuedJob]:

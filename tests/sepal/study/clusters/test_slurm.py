@@ -514,9 +514,9 @@ def test_another_cluster_is_refused(pretended, monkeypatch):
     ("cluster", "scancel", "words"),
     [
         ("other", "exit 0", "job 77 on other, which was cancelled"),
-        ("other", "echo denied >&2; exit 1", "was not cancelled (denied): `scancel --clusters=other 77` does it"),
-        ("--user=me", "exit 0", "job 77 on --user=me, which was not cancelled"),
-        ("a,b", "exit 0", "job 77 on a,b, which was not cancelled"),
+        ("other", "echo denied >&2; exit 1", "on other, which goes on: `scancel --clusters=other 77` ends it (denied)"),
+        ("--user=me", "exit 0", "job 77 on --user=me, which goes on"),
+        ("a,b", "exit 0", "job 77 on a,b, which goes on"),
     ],
 )
 def test_a_job_that_went_to_another_cluster_is_cancelled_there(pretended, cluster, scancel, words):
