@@ -152,7 +152,10 @@ def test_the_best_models_are_kept_as_well_and_are_named(tmp_path):
     assert f"whose models are kept: {round}, 6, 7, got 4" in sepal("export", tmp_path / "r", 0, "--round", 4).stderr
 
 
-COMMON = ("fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedscr", "fedstc", "scaffold", "moon")
+COMMON = (
+    *("fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    *("fedscr", "fedstc", "scaffold", "moon", "fedrts", "sparsyfed"),
+)
 
 
 def test_methods_with_one_model_for_all_are_those_that_say_so():
