@@ -18,7 +18,6 @@ W_0 is Sepal's, mapped by |v|^(1/α), where the code draws a truncated normal; s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -191,10 +190,17 @@ class PoweredLoss:
         return self.trainer.loss(functional_call(module, weights, (x,)), y)
 
 
-def threshold(inputs: torch.Tensor, share: float) -> torch.Tensor:
-    """Return the magnitude that ⌈share·size⌉ of the inputs reach."""
-    size = inputs.numel()
-    return inputs.abs().reshape(-1).kthvalue(size - max(1, math.ceil(share * size)) + 1).values
+def threshold(inputs: torch.Tensor, present: torch.Tensor, of: int) -> torch.Tensor:
+    """Return the magnitude that ⌈present/of · size⌉ of the inputs reach, at least one; a device is not waited for.
+
+    Args:
+        inputs: Of any shape.
+        present: int64, a scalar, on the device of the inputs.
+        of: What ``present`` is a part of.
+    """
+    magnitudes, size = inputs.abs().reshape(-1).sort().values, inputs.numel()
+    kept = ((present * size + of - 1) // of).clamp(1, size)
+    return torch.index_select(magnitudes, 0, (size - kept).reshape(1)).squeeze(0)
 
 
 @contextmanager
@@ -204,12 +210,14 @@ def pruned_inputs(module: nn.Module) -> Iterator[None]:
 
     def hook(layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         x, weight = inputs[0].detach(), layer.weight
-        zeros = float((weight == 0).float().mean()) if layer.training and weight.requires_grad else 0.0
-        if not zeros:
+        if not (layer.training and weight.requires_grad):
+            return output
+        present = torch.count_nonzero(weight)
+        if present.device.type == "cpu" and present == weight.numel():  # a device would have to be waited for
             return output
         least = first.get(layer)
         if least is None:
-            least = threshold(x, 1 - zeros)
+            least = threshold(x, present, weight.numel())
             if isinstance(layer, CONVOLUTIONS):
                 first[layer] = least
         # The outputs of what is dropped, minus themselves: 0, but for the weights' gradient
