@@ -102,7 +102,7 @@ def _add_weighted(sums: npt.NDArray[np.float64], entries: npt.NDArray[np.float32
 def blocks(size: int) -> Iterator[slice]:
     """Yield the slices of an array of ``size`` entries whose float64 intermediates stay in the processor's cache.
 
-    To take new memory for the intermediates of a whole tensor costs five times as much as to compute them.
+    To take new memory for the intermediates of a whole tensor costs more than to compute them.
     """
     yield from (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
 

@@ -133,9 +133,10 @@ class Selecting:
         hyper: Hyper = self.setup.hyper
         new = {}
         for p in self.selectable:
-            left = int(shared[p.name].sum())
-            more, room = count(hyper.growth, left), math.floor(hyper.limit * p.size + 1e-9) - (p.size - left)
-            entries = more * (room >= 0) if hyper.beyond else min(more, room)
+            shared_count = int(shared[p.name].sum())
+            step = count(hyper.growth, shared_count)
+            room = math.floor(hyper.limit * p.size + 1e-9) - (p.size - shared_count)
+            entries = step * (room >= 0) if hyper.beyond else min(step, room)
             if entries > 0:
                 new[p.name] = entries
         return new
@@ -152,9 +153,9 @@ def _is_scale(name: str, role: Role) -> bool:
 
 def without(shared: Mask, taken: Mask) -> Mask:
     """Return a mask without the entries that are True in ``taken``, which has one bit for each of its entries."""
-    left = shared.copy()
-    left[shared] = ~taken
-    return left
+    still_shared = shared.copy()
+    still_shared[shared] = ~taken
+    return still_shared
 
 
 class FedSelectServer(Selecting, ServerBase[ServerState]):
@@ -168,10 +169,10 @@ class FedSelectServer(Selecting, ServerBase[ServerState]):
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the means at the client's mask, which it knows."""
-        known = state.shared.get(client.name, {})
+        packed_masks = state.shared.get(client.name, {})
         if self.hyper.first_value == "mean":
-            known = state.before.get(client.name, known)
-        return Payload(at_masks(state.weights, self.masks(known), self.coding, derived=True))
+            packed_masks = state.before.get(client.name, packed_masks)
+        return Payload(at_masks(state.weights, self.masks(packed_masks), self.coding, derived=True))
 
     def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return all means; of a client that starts again those at its mask, with the mask."""
@@ -205,8 +206,9 @@ class FedSelectServer(Selecting, ServerBase[ServerState]):
             return self.weigh(upload)
 
         mean = mean_of_holders(uploads, {p.name: p.shape for p in self.exchanged}, note).over(state.weights)
-        kept = before if self.hyper.first_value == "mean" else {}
-        return ServerState(mean, shared, kept), {"personal": float(np.mean(shares))} if shares else {}
+        if self.hyper.first_value != "mean":
+            before = {}
+        return ServerState(mean, shared, before), {"personal": float(np.mean(shares))} if shares else {}
 
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
         """Forget the masks of clients that an operator has removed."""
@@ -260,7 +262,7 @@ class FedSelectClient(Selecting, ClientBase[ClientState]):
         """Train, send the shared entries, and in a selecting round take the entries that moved most."""
         state, start, model = self._trained(state, download, plan)
         shared, selected = self.masks(state.shared), state.selected
-        sent, after = at_masks(model, shared, self.coding, derived=True), state.shared
+        upload, after = at_masks(model, shared, self.coding, derived=True), state.shared
         if self.selects(plan):
             by_change = self.hyper.since == "selection"
             origin = (selected or self.setup.weights) if by_change else start
@@ -268,7 +270,7 @@ class FedSelectClient(Selecting, ClientBase[ClientState]):
             for name, entries in self.new(shared).items():
                 moved = (model[name].astype(np.float64) - origin[name])[shared[name]]
                 taken[name] = largest(moved, entries)
-            sent = {**{f"{name}/new": members(mask) for name, mask in taken.items()}, **sent}
+            upload = {**{f"{name}/new": members(mask) for name, mask in taken.items()}, **upload}
             after = self.packed({**shared, **{name: without(shared[name], mask) for name, mask in taken.items()}})
             selected = model if by_change else {}
         personal = 1 - sum(int(m.sum()) for m in self.masks(after).values()) / max(
@@ -276,7 +278,7 @@ class FedSelectClient(Selecting, ClientBase[ClientState]):
         )
         self.trainer.report("personal", personal)
         before = state.shared if self.hyper.first_value == "mean" else {}
-        return ClientState(model, after, before, selected), Payload(sent)
+        return ClientState(model, after, before, selected), Payload(upload)
 
     def _trained(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Weights, Arrays]:
         """Return the state with the mask that is in use, and the model before and after the local epochs."""

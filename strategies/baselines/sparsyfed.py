@@ -159,9 +159,9 @@ class SparsyFedServer(Powers, ServerBase[ServerState]):
             mean = {name: state.weights[name] + change for name, change in mean.items()}
         mean |= weighted_mean(uploads, state.weights, [p.name for p in self.others], self.weigh, self.robust)
         weights = {p.name: mean[p.name].astype(np.float32) for p in self.layout}
-        kept = [(int(np.count_nonzero(weights[p.name])), p.size) for p in self.pruned.layout if p.size]
-        lowest = min((entries / size for entries, size in kept), default=0.0)
-        density = sum(entries for entries, _ in kept) / max(self.pruned.size, 1)
+        counts = [(int(np.count_nonzero(weights[p.name])), p.size) for p in self.pruned.layout if p.size]
+        lowest = min((entries / size for entries, size in counts), default=0.0)
+        density = sum(entries for entries, _ in counts) / max(self.pruned.size, 1)
         return ServerState(weights), {"density": density, "lowest-density": lowest}
 
     def model(self, state: ServerState) -> Weights:
@@ -199,14 +199,14 @@ def threshold(inputs: torch.Tensor, present: torch.Tensor, of: int) -> torch.Ten
         of: What ``present`` is a part of.
     """
     magnitudes, size = inputs.abs().reshape(-1).sort().values, inputs.numel()
-    kept = ((present * size + of - 1) // of).clamp(1, size)
-    return torch.index_select(magnitudes, 0, (size - kept).reshape(1)).squeeze(0)
+    count = ((present * size + of - 1) // of).clamp(1, size)
+    return torch.index_select(magnitudes, 0, (size - count).reshape(1)).squeeze(0)
 
 
 @contextmanager
 def pruned_inputs(module: nn.Module) -> Iterator[None]:
     """Prune what linear layers and convolutions in training mode save of their inputs for their weights' gradients."""
-    first: dict[nn.Module, torch.Tensor] = {}
+    first_thresholds: dict[nn.Module, torch.Tensor] = {}
 
     def hook(layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         x, weight = inputs[0].detach(), layer.weight
@@ -215,11 +215,11 @@ def pruned_inputs(module: nn.Module) -> Iterator[None]:
         present = torch.count_nonzero(weight)
         if present.device.type == "cpu" and present == weight.numel():  # a device would have to be waited for
             return output
-        least = first.get(layer)
+        least = first_thresholds.get(layer)
         if least is None:
             least = threshold(x, present, weight.numel())
             if isinstance(layer, CONVOLUTIONS):
-                first[layer] = least
+                first_thresholds[layer] = least
         # The outputs of what is dropped, minus themselves: 0, but for the weights' gradient
         dropped = torch.where(x.abs() >= least, torch.zeros_like(x), -x)
         if isinstance(layer, nn.Linear):
@@ -274,13 +274,13 @@ class SparsyFedClient(Powers, FedAvgClient):
         trained = network.read()
         if self.hyper.largest == "weights":
             masks = self.chosen(trained)
-            left = masked(trained, masks)
-            return ClientState(self.effective(left)), left, masks
+            pruned = masked(trained, masks)
+            return ClientState(self.effective(pruned)), pruned, masks
         change = {name: trained[name] - start[name] for name in self.names}
         masks = self.chosen(change)
-        sent = {name: change.get(name, trained[name]) for name in trained}
-        left = {name: start[name] + change[name] * masks[name] if name in change else trained[name] for name in trained}
-        return ClientState(self.effective(left)), sent, masks
+        upload = {name: change.get(name, trained[name]) for name in trained}
+        model = {n: start[n] + change[n] * masks[n] if n in change else trained[n] for n in trained}
+        return ClientState(self.effective(model)), upload, masks
 
 
 SparsyFed = register(

@@ -155,7 +155,7 @@ def test_a_deployment_over_grpc_gives_the_same_bits(case, app, deployment, expec
 
 def test_an_app_with_code_is_refused_by_every_client_in_one_line(deployment, tmp_path):
     """``flwr run .`` in a checkout sends its code; on the old clients it ran."""
-    config = {**FLAT, "name": "code", "out": str(tmp_path), "timeout": 40.0, "rounds": 1}
+    config = {**FLAT, "name": "code", "out": str(tmp_path), "timeout": 60.0, "rounds": 1}
     run = deployment.run_app(ROOT, config)
     assert run.status == "finished:failed"
     assert "app bundle: expected no code" in run.reason + "\n".join(run.log)
