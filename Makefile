@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e clean
+.PHONY: help setup demo compose-demo test check style types packages schemas docs e2e clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -35,7 +35,7 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) torch torchvision; \
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[simulation,dev]"
 	@touch $@
-	@echo "setup: done; $(BIN)/sepal --help lists the commands"
+	@echo "setup: done; source $(BIN)/activate, and sepal --help lists the commands"
 
 demo: $(STAMP) ## FedPSE and four other methods on handwritten digits, 20 clients: about 2 minutes
 	$(BIN)/python -m tools.demo
@@ -43,15 +43,23 @@ demo: $(STAMP) ## FedPSE and four other methods on handwritten digits, 20 client
 compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHOD=fedavg make compose-demo
 	COMPOSE="$(COMPOSE)" tools/compose_demo.sh
 
-test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
+test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each); LONG=1: also the long ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e$(if $(LONG),, and not long)" -n 2 --dist loadgroup
 
-check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the schemas of Compose, Kubernetes and GitHub, docs, the list of packages, wheel and sdist
+check: types docs packages style schemas ## ruff, mypy --strict, import-linter, hadolint, the schemas of Compose, Kubernetes and GitHub, docs, the list of packages, wheel and sdist
+
+style: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+packages: $(STAMP)
 	@$(MAKE) --no-print-directory -C tools sbom package
+
+schemas: $(STAMP)
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml docker-compose.gpu.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
@@ -67,8 +75,10 @@ check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the schema
 docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-e2e: $(STAMP) ## run the end-to-end tests: real processes (two files at a time: they mostly wait); LONG=1: also those over 30 s
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "e2e$(if $(LONG),, and not long)" -n 2 --dist loadfile --durations=15
+# Two files at a time: they start many processes, and most wait for them. All others are not even imported.
+e2e: $(STAMP) ## run the end-to-end tests: real processes; LONG=1: also the long ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "e2e$(if $(LONG),, and not long)" -n 2 --dist loadgroup --durations=15 \
+		$$(grep -rlw --include='test_*.py' 'mark\.e2e' tests | sort)
 
 clean: ## remove .venv and everything that tools leave; runs/ stays
 	rm -rf .venv .venv-flower build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -31,13 +31,21 @@ from sepal.client_app.build import (
     parts_of,
 )
 from sepal.client_app.frozen_data import FrozenData
-from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
+from sepal.client_app.guard import (
+    check_columns,
+    check_noise,
+    check_secure,
+    check_sizes,
+    check_split,
+    limited_memory,
+    local_config,
+)
 from sepal.client_app.host import ClientHost
 from sepal.client_app.mods import Mod, refuse_array_mods
-from sepal.client_app.simulation import protect_ray, starts_ray
+from sepal.client_app.simulation import protect_ray
 from sepal.config.parse import without_unknown
 from sepal.errors import ProtocolError, one_line
-from sepal.flower.simulation import on_one_machine
+from sepal.flower.simulation import on_one_machine, starts_ray
 from sepal.operation.figures import CLOSING, NO_ANSWER, STATS, log_as_json
 from sepal.operation.repeats import Seldom
 from sepal.protocol.client_errors import word_of
@@ -207,6 +215,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))
     if order.kind is Kind.ADAPT and order.keep and not on_one_machine():
         log.info("%s: %s", node.client, CLOSING)
+    check_secure(node, shared.assembly.setup.config)
     check_split(node, shared.assembly.setup.config)
     check_columns(node, shared.assembly.data)
     check_noise(node, shared.assembly.setup.config, order, shared.assembly.method.private_phases)

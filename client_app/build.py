@@ -34,7 +34,7 @@ from sepal.data.growing import GrowingData
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError
 from sepal.names import NAME, client_name
-from sepal.protocol.types import ClientInfo
+from sepal.protocol.types import ClientInfo, Payload, Upload
 from sepal.rng import derive_seed
 from sepal.secure.client import Vault
 from sepal.seeding import generators_seeded
@@ -45,6 +45,7 @@ from sepal.strategies.assembly import Assembly, assemble
 from sepal.training.augment import augmentation
 from sepal.training.columns import Part, StreamColumn, columns
 from sepal.training.devices import be_deterministic, check_precision, choose_device
+from sepal.training.drifting import Drifting
 from sepal.training.evaluation import Evaluator
 from sepal.training.meeting import Meeting
 from sepal.training.network import Network
@@ -118,6 +119,7 @@ class Node:
         initial_weights: Its copy of the file to start from; empty if there is none.
         allow: Code and paths that the run config may name; see :mod:`sepal.client_app.guard`.
         least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
+        only_secure: Whether it refuses every run without secure sums.
         accuracies: Whether it evaluates models and sends the counts; see :class:`sepal.client_app.host.ClientHost`.
         most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
         audit: File of :class:`sepal.client_app.audit.Audit`; empty for none.
@@ -136,6 +138,7 @@ class Node:
     initial_weights: str = ""
     allow: frozenset[str] = frozenset()
     least_noise: float = 0.0
+    only_secure: bool = False
     accuracies: bool = True
     most_uploads: int = 0
     audit: str = ""
@@ -158,9 +161,12 @@ class Node:
         noise = node_config.get("least-noise") or 0.0
         if not isinstance(noise, int | float) or not 0 <= noise < math.inf:
             raise ConfigError("least-noise", "a number of at least 0", noise)
-        silent = node_config.get("no-accuracies", False)
-        if not isinstance(silent, bool):
-            raise ConfigError("no-accuracies", "true or false", silent)
+        silent, only_secure = (node_config.get(key, False) for key in ("no-accuracies", "only-secure"))
+        for key, value in (("no-accuracies", silent), ("only-secure", only_secure)):
+            if not isinstance(value, bool):
+                raise ConfigError(key, "true or false", value)
+        if only_secure and noise:
+            raise ConfigError("only-secure", "no least-noise beside it: a secure sum has no noise", "both")
         most = node_config.get("most-uploads", 0)
         if not isinstance(most, int) or isinstance(most, bool) or most < 0:
             raise ConfigError("most-uploads", "a whole number of at least 0", most)
@@ -177,6 +183,7 @@ class Node:
             capacity=None if capacity is None else float(capacity),
             allow=parse_allowed(str(node_config.get("allow", ""))),
             least_noise=float(noise),
+            only_secure=only_secure,
             accuracies=not silent,
             most_uploads=most,
             whole=bool(texts["data_dir"]) and not {"partition-id", "num-partitions"} & node_config.keys(),
@@ -223,20 +230,24 @@ def build_host(
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
     digest = _digest(shared, node, store, data)
-    info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], digest)
+    refuse_streams(setup.config, data, node.client)
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
     shown = judged = validation
     if setup.config.evaluate.validation_apart:
         shown, judged = ((validation[0][first::2], validation[1][first::2]) for first in (0, 1))
-    refuse_streams(setup.config, data, node.client)
     scale = target_scale(setup.config, data)
     targets = [_standardized(y, scale) for y in (train[1], shown[1])]
+    drifting = Drifting.of(setup.config, train[0], targets[0], source.seed, node.client)
+    x, y, examples = train[0], targets[0], len(data.train)
+    if drifting is not None:
+        x, y, examples = drifting.x, drifting.y, drifting.window.size
+    info = ClientInfo(node.client, examples, capacity, device.partition(":")[0], digest)
     balanced = setup.config.own.class_weights == "balanced"
     trainer = Trainer(
         info,
         setup.config,
-        train[0],
-        targets[0],
+        x,
+        y,
         shown[0],
         targets[1],
         shared.assembly.make,
@@ -248,6 +259,7 @@ def build_host(
         augment=augmentation(setup.config.augment, train[0][:2]),
         meeting=shared.meeting,
         programs=shared.programs,
+        drifting=drifting,
     )
     algorithm = shared.assembly.method.make_client(setup, trainer)
     evaluator = Evaluator(
@@ -267,7 +279,8 @@ def build_host(
     if setup.config.secure != "off":
         if vault is None:
             raise ConfigError("secure", "off where clients have no place for secrets", setup.config.secure)
-        secure = SecureSums(info.name, setup.config, setup.weights, vault, secret or ON_ONE_MACHINE)
+        key, weigh = secret or ON_ONE_MACHINE, partial(_weight, shared, info)
+        secure = SecureSums(info.name, setup.config, setup.weights, vault, key, weigh)
     return ClientHost(
         run,
         info,
@@ -294,6 +307,12 @@ def build_host(
             if not isinstance(column, StreamColumn)
         ),
     )
+
+
+def _weight(shared: Shared, info: ClientInfo) -> float:
+    """Return what a client weighs in a mean of the method's server, which can be summed, so it has ``weigh``."""
+    server: Any = shared.assembly.method.make_server(shared.assembly.setup)
+    return float(server.weigh(Upload(info, Payload())))
 
 
 def _digest(shared: Shared, node: Node, store: StateStore, data: ClientData) -> str:
@@ -330,6 +349,10 @@ def parts_of(assembly: Assembly, node: Node) -> int:
 
 def data_of(assembly: Assembly, node: Node) -> FederatedData:
     """Return the run's data, as the node has it, or the node's private data."""
+    noise = assembly.setup.config.partition.noise
+    if noise and (node.data or has_whole(assembly, node)):
+        expected = "0 where a client brings data of its own, which nothing deals"
+        raise ConfigError(f"{node.client}: partition.noise", expected, noise)
     if not node.data:
         data = assembly.data
         return data.whole() if has_whole(assembly, node) and isinstance(data, DealtData) else data

@@ -94,6 +94,16 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
         raise ProtocolError("phase", expected, order.plan.phase)
 
 
+def check_secure(node: Node, config: RunConfig) -> None:
+    """Check that the run has secure sums, if the node's operator demands them.
+
+    Raises:
+        ProtocolError: It has none, so that the server would see single updates.
+    """
+    if node.only_secure and config.secure == "off":
+        raise ProtocolError("secure", "sum, as this node demands (sepal join --only-secure)", config.secure)
+
+
 def check_split(node: Node, config: RunConfig) -> None:
     """Check that the number of examples tells no label counts, if the node sends no accuracies, which tell them, too.
 

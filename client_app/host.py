@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 from sepal.client_app.clipped_uploads import ClippedUploads
 from sepal.client_app.secure_sums import SecureSums
 from sepal.client_app.state_store import StateStore, Stored, VersionOrigin
-from sepal.errors import ChangedDataError, DivergedError, ProtocolError, SepalError, StateError
+from sepal.errors import ChangedDataError, DivergedError, ProtocolError, SepalError, StateError, WireError
 from sepal.method.algorithms import ClientAlgorithm
 from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
@@ -46,9 +46,10 @@ from sepal.storage.serialize import digest, not_finite
 
 log = logging.getLogger("sepal")
 
-# The only figures of a client that sends no accuracies. Others, such as what a method chose on validation data, may
-# depend on labels that its training does not reveal.
-COSTS = frozenset({"seconds", "steps", "multiply-adds"})
+# The only figures of a client that sends no accuracies, or whose figures go into a secure sum. Others, such as what a
+# method chose on validation data, may depend on labels that its training does not reveal; so may multiply-adds, with
+# which FedALA's would tell when the client's own loss had converged.
+COSTS = frozenset({"seconds", "steps"})
 
 Figures: TypeAlias = dict[str, float | Sequence[float]]  # counts and costs; sums of metrics
 Local: TypeAlias = Mapping[str, npt.NDArray[Any]]  # buffers that stay with the client
@@ -81,7 +82,8 @@ class ClientHost:
             upload before it is stored and sent; see :meth:`sepal.client_app.upload_count.UploadCount.spend`.
         deliver: Called in the closing round with each view and its predictor, whatever is evaluated.
         tells_divergence: Whether a state that is not finite after training is an error. Not in a run with noise, which
-            also hides that an update is not finite; the engines must agree on it, with a secret or without.
+            also hides that an update is not finite; the engines must agree on it, with a secret or without. With secure
+            sums it never comes to that: such a state does not count.
         data_bytes: Bytes of the client's data that are in memory with it.
         take_up: Called before each message's work with its round and the buffers that stay with the client
             (:attr:`sepal.client_app.state_store.Stored.local`).
@@ -166,7 +168,7 @@ class ClientHost:
             charge = f"{order.run} {hashlib.sha256(request.encode()).hexdigest()}"
             self.spend(charge)
         try:
-            return self._trained(order, state, download, request, charge, content, summed_views)
+            return self._answered(order, state, download, request, charge, content, summed_views)
         except Exception as error:
             if not self.noised:
                 raise
@@ -213,7 +215,7 @@ class ClientHost:
         listed = {} if versions is None else {"versions": "\n".join(versions[:MOST_VERSIONS])}
         return {"store": self.store.identity, **listed}
 
-    def _trained(
+    def _answered(
         self,
         order: Order,
         state: Any,
@@ -250,10 +252,15 @@ class ClientHost:
             sane[WITHIN_CLIP] = float(within)
         reply = Reply(order.run, plan.round, kind, self.info, order.base, download_digest, metrics=sane, sums=sums)
         check_sendable(upload)
-        answer = seal(upload)
+        try:
+            answer = seal(upload)
+        except WireError as reason:
+            where = f"{reason.key}, in the upload of {type(algorithm).__name__}"
+            raise WireError(where, reason.expected, reason.got) from None
         uploaded, uploads = self._uploaded(answer), bool(answer.data or answer.scalars)
         if self.secure and summed_views is not None:
-            answer = self.secure.begin(order, request, download, upload, answer, figures_of(figures, summed_views))
+            summed = figures_of(figures, summed_views)
+            answer = self.secure.begin(order, request, download, upload, answer, summed, within is not False)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, uploaded)
             local = self.local()
@@ -307,11 +314,21 @@ class ClientHost:
         return after, work, local, self.info.data
 
     def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload, bool | None]:
-        """Return the state after what the server orders, the upload, and whether it needed no clipping, if it has."""
+        """Return the state after what the server orders, the upload, and whether that is as trained.
+
+        It is not if it was clipped, or does not count in a secure sum; None in a run that has neither.
+        """
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
         self.begin(bytes.fromhex(work), order.plan.halvings)
         if order.kind is Kind.TRAIN:
+            local = self.local() if self.secure else {}
             after, upload = self.algorithm.train(state, download, order.plan)
+            if self.secure:  # before anything that would be an error for some updates and not for others
+                finite = not (not_finite(after) or not_finite(dict(self.local())))
+                if not finite:
+                    after = state
+                    self.take_up(order.plan.round, local)
+                return after, *self.secure.countable(download, upload, finite)
             return after, *(self.clips.clipped(upload, download, order.plan) if self.clips else (upload, None))
         if order.kind is Kind.ADAPT:
             return self.algorithm.adapt(state, download, order.plan), Payload(), None

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sepal")
 LABELS = ("label", "labels", "target", "targets", "y")  # what Datasets of dictionaries call the target
-DEMANDS = ("least-noise", "most-uploads", "audit", "export")  # of a node config, which only `sepal join` meets
+# Of a node config, which only `sepal join` meets.
+DEMANDS = ("least-noise", "only-secure", "most-uploads", "audit", "export")
 STATE, TEXT, STORE = "sepal.state.", "sepal.text.", "sepal.store"  # records of context.state
 Load: TypeAlias = Callable[[Context], Any]
 

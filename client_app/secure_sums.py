@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from sepal.config import RunConfig
 from sepal.errors import ProtocolError, StateError
 from sepal.protocol.messages import Content, Order
+from sepal.protocol.payloads import unsendable
 from sepal.protocol.summed import UPDATE, Entries
-from sepal.protocol.types import Payload, Weights
+from sepal.protocol.types import Kind, Payload, Weights
 from sepal.secure.client import Figures, Opening, SecureClient, Vault
 from sepal.secure.keys import commitment
-from sepal.secure.ring import rounding_seed
+from sepal.secure.ring import rounding_seed, within
 from sepal.storage.files import write_atomically
 
 ON_ONE_MACHINE = b"clients of one machine"  # the key of commitments where nobody hides from anybody
@@ -79,13 +83,15 @@ class SecureSums:
         first: W_0.
         vault: Keeps its secrets.
         key: What its commitments are made with, so that they confirm no guess.
+        weigh: Returns what the client weighs in a mean by the method's own rule, whatever the server says.
     """
 
     name: str
     config: RunConfig
     first: Weights
     vault: Vault
-    key: bytes = ON_ONE_MACHINE
+    key: bytes
+    weigh: Callable[[], float]
 
     def check(self, order: Order) -> None:
         """Check that a round may begin, before the client trains.
@@ -99,8 +105,39 @@ class SecureSums:
         """Return what stands for an upload in the name of a version, and in the reply: 64 hexadecimal digits."""
         return commitment(self.key, upload.digest().encode()).hex()
 
+    def countable(self, download: Payload, upload: Payload, finite: bool) -> tuple[Payload, bool]:
+        """Return what a client adds to a sum after training, and whether that is what it has trained.
+
+        An update counts as no change if an entry of it changes by more than ``secure-range``, if it has values that no
+        server takes, or if training ended in no finite numbers. Only the sum says so, by how many clients' it was: an
+        error of this client, whatever it is about, would tell the server how far its entries have moved, as often as
+        it asks under other keys or from other weights.
+
+        Args:
+            download: What it trained from, decoded.
+            upload: The upload.
+            finite: Whether its state after training is finite.
+
+        Raises:
+            ProtocolError: The upload has more than values.
+        """
+        if upload.scalars:
+            raise ProtocolError("upload", "values alone, with secure = sum", ", ".join(upload.scalars))
+        entries = Entries.of(upload.tensors, download, self.first)
+        if finite and not unsendable(upload) and within(entries.change(upload.tensors), self.config.secure_range):
+            return upload, True
+        start = entries.tensors(np.zeros(entries.count))
+        return Payload({name: replace(one, values=start[name].values) for name, one in upload.tensors.items()}), False
+
     def begin(
-        self, order: Order, request: str, download: Payload, upload: Payload, sealed: Content, figures: Figures
+        self,
+        order: Order,
+        request: str,
+        download: Payload,
+        upload: Payload,
+        sealed: Content,
+        figures: Figures,
+        counts: bool,
     ) -> Content:
         """Keep an upload and figures for the round's sum, and return what is sent: two public keys, a commitment.
 
@@ -108,16 +145,11 @@ class SecureSums:
             order: The order that led to them.
             request: Its digest.
             download: What it came with, decoded.
-            upload: The upload; empty of a client that only evaluates.
+            upload: What :meth:`countable` returned; empty of a client that only evaluates.
             sealed: The upload, encoded.
-            figures: The client's figures, in the order of the sum.
-
-        Raises:
-            DivergedError: An entry changes by more than ``secure-range``.
-            ProtocolError: The upload has more than values.
+            figures: The client's figures on views, in the order of the sum.
+            counts: Whether the client's change counts.
         """
-        if upload.scalars:
-            raise ProtocolError("upload", "values alone, with secure = sum", ", ".join(upload.scalars))
         config, entries, number = self.config, Entries.of(upload.tensors, download, self.first), self.digest(sealed)
         opening = Opening(
             round=order.plan.round,
@@ -128,8 +160,9 @@ class SecureSums:
             colluders=config.secure_colluders,
             commitment=bytes.fromhex(number),
             rounding=rounding_seed(config.seed, self.name, order.plan.round),
-            update=entries.change(upload.tensors, config.secure_range),
-            figures=figures,
+            update=entries.change(upload.tensors),
+            figures=(*figures, int(not counts)),
+            weight=self.weigh() if order.kind is Kind.TRAIN else 0.0,
         )
         return Content(SecureClient(order.run, self.vault).begin(opening), {UPDATE: number})
 

@@ -13,7 +13,6 @@ import os
 import secrets
 import sys
 
-SIMULATION = "flwr.simulation.app"  # of the process that starts Ray
 # Ray's name of the switch. If it is off, Ray takes 127.0.0.1 as the machine's address, on any system.
 CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -30,8 +29,3 @@ def protect_ray() -> None:
         from ray._private import ray_constants
 
         ray_constants.ENABLE_RAY_CLUSTER = False
-
-
-def starts_ray() -> bool:
-    """Return whether this process is Flower's simulation, and not one of Ray's actors."""
-    return SIMULATION in sys.modules

@@ -67,6 +67,7 @@ _MODELS = {
     "mnist-cnn": _Registered("sepal.models.cnn:MnistCnn"),
     "mnist-cnn-bn": _Registered("sepal.models.cnn:MnistCnnBn"),
     "resnet18-gn": _Registered("sepal.models.resnet:Resnet18Gn"),
+    "shakespeare-lstm": _Registered("sepal.models.text:ShakespeareLstm", text=True),
 }
 
 

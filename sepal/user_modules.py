@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sepal.errors import SepalError
+from sepal.errors import SepalError, suggest
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -58,8 +58,9 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         SepalError: It cannot be imported or is not callable.
     """
     module, colon, name = target.partition(":")
+    place = "package.module:NAME" if key == "method" else "package.module:function"  # a method is no function
     if not (module and colon and name):
-        raise error(key, "package.module:function", target)
+        raise error(key, place, target)
     if module.endswith(".py"):
         raise error(key, f"{Path(module).stem}:{name}, a module's name and not its file", target)
     if module == DEFINED:
@@ -68,11 +69,13 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
     try:
         attribute: Any = getattr(imported(module), name)
     except (ImportError, AttributeError, ValueError) as reason:
-        raise error(key, "package.module:function that can be imported", f"{target} ({reason})") from reason
+        loaded = sys.modules.get(module) if isinstance(reason, AttributeError) else None
+        words = suggest(str(reason), name, [word for word in vars(loaded) if word[0] != "_"] if loaded else [])
+        raise error(key, f"{place} that can be imported", f"{target} ({words})") from reason
     except (Exception, SystemExit) as reason:  # of the module's own code
         if isinstance(reason, SystemExit) and not left_by_own_code(reason):
             raise  # by a signal
-        raise error(key, "package.module:function that can be imported", f"{target} ({described(reason)})") from reason
+        raise error(key, f"{place} that can be imported", f"{target} ({described(reason)})") from reason
     if not callable(attribute):
         raise error(key, f"{target} to be a function", type(attribute).__name__)
     function: Callable[..., Any] = attribute

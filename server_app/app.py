@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from sepal import user_modules
-from sepal.config.rules import check_deployed
+from sepal.config.rules import check_deployed, check_real_time
 from sepal.errors import SepalError
+from sepal.flower.simulation import starts_ray, wait_for_ray
 from sepal.operation.figures import CERTIFICATES, METRICS, log_as_json, serve
 from sepal.operation.repeats import told_once
 from sepal.runs.places import default_base, run_path
 from sepal.runs.run_directory import RunDirectory
 from sepal.server.observer import Observer, RoundLines
-from sepal.server.roster import SIMULATION
 from sepal.server.strategy import SepalStrategy
 from sepal.server_app.metrics import ServerFigures
 from sepal.strategies.assembly import assemble
@@ -59,8 +58,11 @@ def main(grid: Grid, context: Context) -> None:
     log_to_stderr()
     logging.getLogger("flwr").addFilter(ONE_LINE)
     assembly = assemble(context.run_config)
-    if SIMULATION in sys.modules:
+    if starts_ray():
         check_deployed(assembly.setup.config)
+        wait_for_ray()  # before the run asks whether its noise follows from the seed, and whether it holds the labels
+    else:
+        check_real_time(assembly.setup.config)
     directory = RunDirectory(run_path(assembly.setup.config, default_base("flower")), assembly, "flower")
     if directory.completed:
         log.info("run %s is complete already: %s", directory.path.name, directory.path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
@@ -47,6 +47,7 @@ class Assembly:
         agreed: The keys on which server and clients must agree (:mod:`sepal.config.agreement`).
         notes: Lines to show when the run starts, such as where its rates come from.
         names: The clients' names by number; empty where they are called by their numbers.
+        rate_of: The other method for which ``lr`` was calibrated; empty where it is set, or this method's own.
     """
 
     method: Method
@@ -56,6 +57,7 @@ class Assembly:
     agreed: str
     notes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    rate_of: str = ""
 
     def client_name(self, number: int) -> str:
         """Return the name of client ``number`` on this machine: its owner's, or ``client-00000``."""
@@ -113,7 +115,7 @@ def assemble(
     config = owners.config
     rules.check_data(config, data)
     rules.check_method(chosen, config)
-    config, hyper, notes = complete(config, hyper, chosen, info)
+    config, hyper, notes, rate_of = complete(config, hyper, chosen, info)
     task = task_of_run(config, info.input_shape, info.classes)
     rules.check_task(chosen, config, task, info)
     shape = info.input_shape, info.classes, info.vocabulary
@@ -137,13 +139,27 @@ def assemble(
     notes = (*notes, *info.notes, *colours_last(info), *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     notes = (*owners.notes, *notes, *first.notes)
-    return Assembly(exchanged, setup, data, make, agreed, notes, owners.names)
+    return Assembly(exchanged, setup, data, make, agreed, notes, owners.names, rate_of)
 
 
-def complete(
-    config: RunConfig, hyper: Settings, method: Method, info: DatasetInfo
-) -> tuple[RunConfig, Settings, tuple[str, ...]]:
-    """Return the keys with every 0 and ``auto`` replaced by its default, and a line that says where rates come from.
+class Completed(NamedTuple):
+    """A run's keys with every 0 and ``auto`` replaced by its default.
+
+    Attributes:
+        config: The shared keys.
+        hyper: The method's own.
+        notes: A line that says where rates come from, if there is something to say.
+        rate_of: As in :class:`Assembly`.
+    """
+
+    config: RunConfig
+    hyper: Settings
+    notes: tuple[str, ...] = ()
+    rate_of: str = ""
+
+
+def complete(config: RunConfig, hyper: Settings, method: Method, info: DatasetInfo) -> Completed:
+    """Return the keys with every 0 and ``auto`` replaced by its default, and where the rates come from.
 
     Rates are those calibrated for the method and the data (:mod:`sepal.strategies.calibrated`), without momentum. With
     it, a gradient counts 1/(1 - momentum) times, so ``lr`` is that much smaller. Other keys have the method's default,
@@ -167,7 +183,7 @@ def complete(
     named = str(defaults["model"]) if own_model and full.model == variant else full.model
     calibrated = rates(method.name, info, named, full.optimizer)
     scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0
-    if "lr" in method.defaults and not calibrated.own_method:  # the method's own default is nearer than FedAvg's rate
+    if "lr" in method.defaults and calibrated.other_method:  # the method's own default is nearer than FedAvg's rate
         calibrated = Rates()
     if not config.lr and "lr" in calibrated.keys:
         full = full.model_copy(update={"lr": calibrated.keys["lr"] * scale})
@@ -180,9 +196,10 @@ def complete(
     by_method = "lr" in method.defaults
     if not config.lr and "lr" not in calibrated.keys and not (by_method and info.name in datasets()):
         whose = f"{method.name}'s own default" if by_method else f"the default of {info.name}"
-        return full, full_hyper, (f"lr = {full.lr:g}: {whose}, not calibrated; {FINDS}",)
+        return Completed(full, full_hyper, (f"lr = {full.lr:g}: {whose}, not calibrated; {FINDS}",))
     origin = calibrated.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
-    return full, full_hyper, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
+    rate_of = "" if config.lr or "lr" not in calibrated.keys else calibrated.other_method
+    return Completed(full, full_hyper, (f"{', '.join(chosen)}: {origin}",) if chosen else (), rate_of)
 
 
 def unused(flat: Mapping[str, Any], method: str) -> tuple[str, ...]:

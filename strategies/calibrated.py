@@ -55,13 +55,13 @@ class Rates:
         keys: Run-config keys such as ``lr`` and ``ditto.lambda``; empty if the table has nothing for the optimizer.
         origin: Where they come from, to be shown: ``calibrated for ditto on digits``.
         exact: Whether they were calibrated for this method, data set and model.
-        own_method: Whether they were calibrated for this method, on whatever data.
+        other_method: The method for which they were calibrated, on whatever data; empty if it is this one.
     """
 
     keys: Mapping[str, float] = field(default_factory=dict)
     origin: str = ""
     exact: bool = True
-    own_method: bool = True
+    other_method: str = ""
 
     def of_method(self, method: str) -> dict[str, float]:
         """Return the method's own keys, without their prefix."""
@@ -87,7 +87,7 @@ def rates(method: str, info: DatasetInfo, model: str, optimizer: str) -> Rates:
             keys = dict(entry.rates[name])
             if times < 1 and "lr" in keys:
                 keys["lr"] = float(f"{times * keys['lr']:.3g}")
-            return Rates(keys, _origin(entry, name, method, info, model, exact, scaled), exact, name == method)
+            return Rates(keys, _origin(entry, name, method, info, model, exact, scaled), exact, name * (name != method))
     return Rates()
 
 

@@ -39,6 +39,8 @@ INSTEAD = {
     "evaluate-clients": "fraction_evaluate",
     "model": "the first argument, which builds the module",
 }
+# Beginnings of keys without whose effect clients are less protected than somebody believes: a typo counts, too.
+PROTECTING = ("privacy.", "secure")
 # Rounds go on without clients that fail, as Flower's do, and evaluations are Flower's own step.
 FIXED = {"dataset": "own", "on-missing": "skip", "on-divergence": "stop", "evaluate-every": 0}
 
@@ -114,12 +116,12 @@ def read_keys(method: Method, run_config: Mapping[str, Any]) -> tuple[dict[str, 
 
     Raises:
         ConfigError: A key with a dot that is one of Sepal's, such as ``compress.keep``, has no effect in a plain Flower
-            app; nor has any ``privacy.*``. A name without a dot may be the user's own (``dataset``), and a caller names
-            those that are not read.
+            app; nor has any of ``PROTECTING``. Another name without a dot may be the user's own (``dataset``), and a
+            caller names those that are not read.
     """
     known = set(flat_keys(RunConfig))
     for key, value in run_config.items():
-        if "." in key and (key in known or key.startswith("privacy.")):  # a typo there would leave the noise out
+        if ("." in key and key in known) or key.startswith(PROTECTING):
             check_key(key, value)
     sepal_keys = {key: value for key, value in run_config.items() if key in KEYS or key.startswith(f"{method.name}.")}
     return sepal_keys, [key for key in run_config if key not in sepal_keys]

@@ -72,6 +72,7 @@ METHODS = {
     "spafl": "sepal.strategies.baselines.spafl:SpaFL",
     "fedselect": "sepal.strategies.baselines.fedselect:FedSelect",
     "fedrts": "sepal.strategies.baselines.fedrts:FedRTS",
+    "fedpm": "sepal.strategies.baselines.fedpm:FedPM",
 }
 GROUP = "sepal.methods"
 _loaded: dict[str, Method] = {}  # of the user's own code, by place
@@ -165,6 +166,7 @@ def _of_user(reference: str) -> Method:
         if lowered in table():
             raise ConfigError("method", f"a name for {reference} that no other method has", f'"{lowered}"')
         expected = f'{reference} to be registered under the name "{lowered}", the variable in lower case'
+        expected += " (hyphens are for built-in and installed methods)" * ("-" in method.name)
         raise ConfigError("method", expected, f'"{method.name}"')
     _loaded[reference] = method
     return method

@@ -6,11 +6,13 @@ keys before a run starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sepal.config import RunConfig
+from sepal.config import RunConfig, mark_values
+from sepal.config.base import BY_NUMBER
 from sepal.data import DatasetInfo, FederatedData
+from sepal.data.federation import DealtData
 from sepal.errors import ConfigError
 from sepal.layout import Layout, statistics, trained
 from sepal.method import Method, capabilities
@@ -18,6 +20,11 @@ from sepal.method.capabilities import Capability
 from sepal.method.interface import resolve
 from sepal.strategies import registry
 from sepal.tasks import Task
+
+# The values under which no partition acts by label, from the marks of the keys.
+UNLABELLED: Mapping[str, list[str]] = {
+    key: values for key, values in mark_values(RunConfig, BY_NUMBER).items() if key.startswith("partition.")
+}
 
 
 def check_method(method: Method, config: RunConfig) -> None:
@@ -31,24 +38,26 @@ def check_method(method: Method, config: RunConfig) -> None:
             _names(lambda candidate: bool(candidate.private_phases)),
             _void(method, capabilities.PRIVATE, method.client),
         )
-        expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are){void}"
+        expected = f"0: uploads of {method.name} are not clipped and noised{void} (those of {others} are)"
         raise ConfigError("privacy.clip", expected, config.privacy.clip)
     if config.privacy.central and not method.summed_phases:
         others = _names(lambda candidate: bool(candidate.summed_phases))
         void, why = _void(method, capabilities.SUMMED, method.server), _reads(method)
-        expected = f"local: {method.name} needs more than the mean of the uploads: {why} (methods that take it: "
-        raise ConfigError("privacy.mode", f"{expected}{others}){void}", config.privacy.mode)
+        expected = f"local: {method.name} needs more than the mean of the uploads: {why}{void} (methods that take it: "
+        raise ConfigError("privacy.mode", f"{expected}{others})", config.privacy.mode)
     if config.compress.name != "none" and not method.dense:
         others = _names(lambda candidate: candidate.dense)
         void = _void(method, capabilities.DENSE_CLIENT, method.client)
         void = void or _void(method, capabilities.DENSE_SERVER, method.server)
-        expected = f"none: {method.name} does not exchange one dense model both ways (methods that take it: {others})"
+        expected = (
+            f"none: {method.name} does not exchange one dense model both ways{void} (methods that take it: {others})"
+        )
         if method.compression:
-            expected = f"none: {method.name} compresses by keys of its own (methods that take it: {others})"
-        raise ConfigError("compress.name", f"{expected}{void}", config.compress.name)
+            expected = f"none: {method.name} compresses by keys of its own{void} (methods that take it: {others})"
+        raise ConfigError("compress.name", expected, config.compress.name)
     if config.robust_mean != "none" and not method.robust:
         others, void = _names(lambda candidate: candidate.robust), _void(method, capabilities.ROBUST, method.server)
-        expected = f"none: {method.name} has a mean of its own (methods that take it: {others}){void}"
+        expected = f"none: {method.name} has a mean of its own{void} (methods that take it: {others})"
         raise ConfigError("robust-mean", expected, config.robust_mean)
     if config.secure != "off" and not method.summed_phases:
         others, void = (
@@ -56,9 +65,9 @@ def check_method(method: Method, config: RunConfig) -> None:
             _void(method, capabilities.SUMMED, method.server),
         )
         expected = (
-            f"off: {method.name} needs more than the sum of the uploads: {_reads(method)} (methods that take it: "
+            f"off: {method.name} needs more than the sum of the uploads: {_reads(method)}{void} (methods that take it: "
         )
-        raise ConfigError("secure", f"{expected}{others}){void}", config.secure)
+        raise ConfigError("secure", f"{expected}{others})", config.secure)
     now, plain = config.flat(), RunConfig().flat()
     for key, reason in method.fixed_keys.items():
         default = method.defaults.get(key, plain[key])
@@ -104,9 +113,23 @@ def check_data(config: RunConfig, data: FederatedData) -> None:
         ConfigError: See above.
     """
     kind = data.info.kind
-    if not data.info.labelled and config.partition.name not in ("auto", "iid", "natural"):
-        expected = f"iid or natural for the task {config.task}: there are no class numbers to deal by"
-        raise ConfigError("partition.name", expected, config.partition.name)
+    names = ["auto", *UNLABELLED["partition.name"]]
+    within = UNLABELLED["partition.within"] if config.partition.name == "domain" else [config.partition.within]
+    for key, value, allowed in (
+        ("partition.name", config.partition.name, names),
+        ("partition.within", config.partition.within, within),
+    ):
+        if not data.info.labelled and value not in allowed:
+            expected = f"{', '.join(allowed)} for the task {config.task}: there are no class numbers to deal by"
+            raise ConfigError(key, expected, value)
+    if config.partition.noise and kind == "text":
+        raise ConfigError("partition.noise", "0 for data of kind text, whose inputs are tokens", config.partition.noise)
+    if config.partition.noise and not isinstance(data, DealtData):
+        expected = "0 where clients bring data of their own, which nothing deals"
+        raise ConfigError("partition.noise", expected, config.partition.noise)
+    if config.drift.name == "label" and not data.info.labelled:
+        expected = f"none or time for the task {config.task}, which has no class numbers"
+        raise ConfigError("drift.name", expected, config.drift.name)
     for key, on in (("split.by", config.split.by == "time"), ("split.test-of-labels", config.split.test_of_labels)):
         if on and not data.info.labelled:
             raise ConfigError(key, f"its default for the task {config.task}, which has no class numbers", "another")

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+# Typer makes the tree of all commands anew for each that a test invokes: four fifths of what most of them take.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+# No test cuts the power; those of what is synced, and of a sync that fails, put a function of their own here.
+os.fsync = lambda file: None  # a short run waits for the disk a hundred times
 gc.disable()  # imports and thousands of tests make objects that stay; looking through them is a seventh of collection
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """One worker has the tests of a file, which may share what takes long, and one all that start Ray (loadgroup).
+
+    A Ray that starts beside another one takes longer than it gives its processes.
+    """
+    for item in items:
+        simulation = item.get_closest_marker("simulation")
+        item.add_marker(pytest.mark.xdist_group("simulation" if simulation else item.nodeid.partition("::")[0]))
 
 
 def pytest_collection_finish():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from functools import cache
 
 import pytest
+import torch
 
 from sepal.server.run_state import RoundStart
 from sepal.server.uploads import RoundUploads
@@ -73,6 +75,7 @@ TO_LEARN = {  # keys with which a case learns within a few rounds; those of CASE
     # Adapters beside random frozen layers learn little.
     "fedsa-lora": {"trainable": "*", **MORE},
     "flasc": {"trainable": "*", "flasc.rate": 0.03, "flasc.down": 0.5, "flasc.up": 0.5, **MORE},
+    "fedpm": {"local-epochs": 20, **MORE},  # scores start at random, and the mean is of drawn bits
     "pfedme": {"pfedme.steps": 2, **MORE},
     "sparsyfed": {"sparsyfed.keep": 0.3, "lr": 0.2, **MORE},
     **dict.fromkeys(
@@ -97,11 +100,12 @@ def flat(name, **keys):
 
 
 class Counted(Case):
-    """A case whose runs have two more attributes.
+    """A case whose runs have three more attributes.
 
     Attributes of its runs:
         composed: How often the download of a round and client was composed.
         decoded: How often the upload of a round and client was decoded.
+        warnings: All that was warned of, as text; torch warns of some things only once a process by itself.
     """
 
     def run(self, keys, observers=()):
@@ -116,15 +120,21 @@ class Counted(Case):
             decoded[uploads._start.plan.round, client] += 1
             return decode(uploads, client, *rest)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RoundStart, "download", counted_download)
-            patch.setattr(RoundUploads, "_decode", counted_decode)
-            run = super().run(keys, observers)
-        run.composed, run.decoded = composed, decoded
+        warns_always = torch.is_warn_always_enabled()
+        torch.set_warn_always(True)
+        try:
+            with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as shown:
+                warnings.simplefilter("always")
+                patch.setattr(RoundStart, "download", counted_download)
+                patch.setattr(RoundUploads, "_decode", counted_decode)
+                run = super().run(keys, observers)
+        finally:
+            torch.set_warn_always(warns_always)
+        run.composed, run.decoded, run.warnings = composed, decoded, [str(warning.message) for warning in shown]
         return run
 
 
 @cache
 def case(name):
-    """The case of a name, once per process: xdist keeps the tests of a case together."""
+    """The case of a name, once per process: xdist keeps the tests of a file together."""
     return Counted(name, CASES[name])

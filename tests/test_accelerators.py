@@ -14,7 +14,8 @@ from tests.simulated_device.methods import CHECKS
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler for the simulated device"),
-    pytest.mark.e2e,  # a compiler, and a process for half a minute
+    pytest.mark.e2e,  # a compiler, and a process for minutes, for which the first test waits
+    pytest.mark.timeout(1800),
 ]
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sepal import user_modules
+from sepal import method, user_modules
 from sepal.cli.main import app
 from sepal.engines.in_process import run_in_process
+from sepal.errors import ConfigError
 from sepal.layout import Parameter, Role
 from sepal.method import ClientInfo, Payload, Plan, capabilities, dense
 from sepal.storage.serialize import digest
@@ -25,6 +26,7 @@ PAGE = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
 PIECES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 (CODE,) = (piece for piece in PIECES if "class NeighboursServer" in piece)
 (PROXIMAL,) = (piece for piece in PIECES if "class ProximalClient" in piece)
+(MEDIAN,) = (piece for piece in PIECES if "class MedianBodyServer" in piece)
 LAYOUT = (Parameter("w", (2,), Role.WEIGHT),)
 
 
@@ -53,9 +55,62 @@ def proximal(tmp_path, monkeypatch):
     sys.modules.pop("proximal", None)
 
 
+@pytest.fixture
+def medianbody(tmp_path, monkeypatch):
+    (tmp_path / "medianbody.py").write_text(MEDIAN)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "medianbody", raising=False)
+    monkeypatch.setattr(registry, "_loaded", {})
+    user_modules.enable(tmp_path)
+    yield user_modules.load("method", "medianbody:MedianBody", ConfigError)
+    sys.modules.pop("medianbody", None)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    re.findall(r"^from sepal\S* import (?:\([^)]*\)|.*)", "\n".join(PIECES), re.M),
+    ids=lambda text: text[:60],
+)
+def test_every_import_of_the_page_is_there(statement):
+    exec(statement, {})
+
+
+def test_what_authors_import_in_one_line_is_there_and_typed():
+    typed = re.findall(r"^    from (\S+) import (\w+) as \2$", Path(method.__file__).read_text(encoding="utf-8"), re.M)
+    assert typed == [(module, name) for module, names in method._MODULES.items() for name in names]
+    for module, name in typed:
+        assert getattr(method, name) is getattr(importlib.import_module(module), name)
+
+
 def test_the_copied_fedprox_passes_the_checks(proximal):
     result = CliRunner().invoke(app, ["check-method", proximal])
     assert result.exit_code == 0, result.stdout
+
+
+def test_the_median_of_the_body_passes_the_checks(medianbody):
+    result = CliRunner().invoke(app, ["check-method", "medianbody:MedianBody"])
+    assert result.exit_code == 0, result.stdout
+
+
+def test_the_median_is_weighted_and_a_round_without_uploads_leaves_the_state(medianbody):
+    """By hand: of the values 1, 2 and 9 with weights 1, 1 and 5, half of the weight, 3.5, lies up to 9; else at 2."""
+    setup = assemble({"dataset": "digits", "clients": 2}, medianbody).setup
+    server = medianbody.make_server(setup)
+    state = server.init()
+    assert {name.partition(".")[0] for name in state.weights} == {"conv1", "conv2", "fc1"}, "the last layer stays"
+    assert server.aggregate(state, [], Plan(1)) == (state, {})
+
+    def median(*examples):
+        sent = []
+        for number, (value, count) in enumerate(zip((1, 9, 2), examples, strict=True)):
+            model = {part.name: np.full(part.shape, value, np.float32) for part in server.shared()}
+            tensors = dense(model, server.shared(), ValueCoding.FP32)
+            sent.append(SimpleNamespace(client=ClientInfo(str(number), count), payload=Payload(tensors)))
+        after, _ = server.aggregate(state, sent, Plan(1))
+        return {float(entry) for array in after.weights.values() for entry in array.flat}
+
+    assert median(1, 5, 1) == {9.0}
+    assert median(1, 1, 1) == {2.0}
 
 
 @pytest.mark.parametrize(

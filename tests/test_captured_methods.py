@@ -22,6 +22,7 @@ ROUNDED = {"fedadam-stc", "fedavg-stc-private", "fedpse-private"}
 EXCEPTIONS = {
     "fjord": "a step for each choice",
     "fedem": "as usual",
+    "fedpm": "as usual",
     "fedrod": "as usual",
     "pfedgate": "as usual",
     "sparsyfed": "as usual",

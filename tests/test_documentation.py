@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tests.attacks.test_documents import missing, named
 from tools.documentation.hook import FROM_ELSEWHERE, LOADED, ROLE
 from tools.documentation.links import DeadLinkError, outside, rewritten
 from tools.documentation.reference import PACKAGES, api_pages, commands_page, keys_page
+from tools.documentation.steps import MOST_LINES, missing_steps
+from tools.extras import PAGE as INSTALL
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in FROM_ELSEWHERE)]
@@ -24,6 +27,39 @@ ADDRESSES = {"docs/views.md": "views.md", "sepal/wire/FORMAT.md": "reference/wir
 def test_tests_that_pages_name_are_there():
     words = {(page.name, word) for page in PAGES for word in named(page.read_text())}
     assert [f"{page}: {word}: {reason}" for page, word in sorted(words) if (reason := missing(word))] == []
+
+
+def test_a_long_page_begins_with_a_table_of_its_sections():
+    """But README, which is shorter, the changelog, and raw rows of results."""
+    pages = [page for page in PAGES if page.parent.name != "tables" and page.name not in ("README.md", "CHANGELOG.md")]
+    assert [f"{page.name}: {words}" for page in pages for words in missing_steps(page.read_text())] == []
+
+
+def test_what_a_long_page_lacks_is_named():
+    long = "\n" * MOST_LINES
+    assert list(missing_steps(f"# A\n{long}## An end\n```\n## no section\n```\n## What is tested\n")) == [
+        "a table at its top",
+        "a link at its top to 'An end'",
+    ]
+    assert list(missing_steps(f"# A\n| a | b |\n|---|---|\n| x | [y](#an-end) |\n{long}## An `end`\n")) == []
+    assert list(missing_steps("# A\n## An end\n")) == []
+
+
+def test_pages_write_commands_as_an_active_environment_has_them():
+    """README's first lines activate it."""
+    for page in PAGES:
+        assert ".venv/bin" not in page.read_text().replace("source .venv/bin/activate", ""), page
+    assert "source .venv/bin/activate" in (ROOT / "README.md").read_text().splitlines()[:40]
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
+
+
+def test_every_extra_is_on_the_page_on_installing():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [line.split("`")[1] for line in INSTALL.read_text().splitlines() if line.startswith("| `")] == list(extras)
+    assert "](docs/install.md)" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

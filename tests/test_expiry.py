@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import ssl
+import subprocess
+import sys
+import threading
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -13,8 +19,12 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import ServerCredentials
+from sepal.engines.flower.processes import FlowerError
 from sepal.errors import ConfigError, StateError
-from sepal.operation.expiry import ExpiryWatch, check_not_expired, expiry
+from sepal.flower import superlink
+from sepal.operation import expiry as module
+from sepal.operation.expiry import ExpiryWatch, check_not_expired, expiry, watched
+from sepal.operation.figures import CERTIFICATES
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -88,10 +98,59 @@ def test_certs_prints_both_dates(tmp_path):
         assert f"valid until {expiry(file):%Y-%m-%d}" in answer.output
 
 
-def test_serve_refuses_an_expired_certificate_before_it_starts_anything(tmp_path, monkeypatch):
+def test_certificates_are_looked_at_daily(certificate, monkeypatch):
+    looks, waits = [], []
+
+    def wait(seconds):
+        waits.append(seconds)
+        return len(waits) == 4
+
+    threads = SimpleNamespace(Thread=threading.Thread, Event=lambda: SimpleNamespace(wait=wait))
+    monkeypatch.setattr(module, "threading", threads)
+    monkeypatch.setattr(ExpiryWatch, "look", lambda self: looks.append(1))
+    before = {*threading.enumerate()}
+    ExpiryWatch([certificate], str).start()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(20)
+    assert (len(looks), waits) == (4, [24 * 3600.0] * 4)
+
+
+@pytest.mark.parametrize("days", [99, 101], ids=["valid", "expired"])
+def test_an_error_of_flowers_after_a_certificate_has_expired_names_the_certificate(days, certificate, monkeypatch):
+    """Flower's: Connection to the SuperLink is unavailable. Please check your network connection."""
+    check = check_not_expired
+    times = iter((NOW, NOW + timedelta(days=days)))
+    monkeypatch.setattr(module, "check_not_expired", lambda files: check(files, next(times)))
+    with pytest.raises((FlowerError, ConfigError)) as caught, watched([certificate], str):
+        raise FlowerError("run", "finished:completed", "unknown")
+    expired = f"{certificate}: expected a certificate that is valid on 2026-06-10"
+    assert str(caught.value).startswith(expired if days > 100 else "run: expected finished:completed")
+
+
+@pytest.mark.parametrize("days", [10, -1], ids=["valid", "expired"])
+def test_a_superlink_tells_its_server_app_the_dates_and_refuses_what_has_expired(days, tmp_path, monkeypatch):
+    """However it is started: by `sepal serve`, as a service of its own, or in a container."""
+    make_certificates(tmp_path, ["localhost"], days=20, now=datetime.now(UTC) - timedelta(days=20 - days))
+    credentials = ServerCredentials.of(tmp_path)
+    if days > 0:
+        monkeypatch.setenv(CERTIFICATES, "")
+        superlink.check_certificates(credentials.options())
+        ends = {file.name: expiry(file).timestamp() for file in credentials.certificates}
+        assert json.loads(os.environ[CERTIFICATES]) == ends
+        return
+    command = [sys.executable, "-P", "-m", superlink.__name__, *credentials.options(), "--database", ":memory:"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(
+        f"sepal: {credentials.certificates[0]}: expected a certificate that"
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "submit"])
+def test_serve_and_submit_refuse_an_expired_certificate_before_they_start_anything(command, tmp_path, monkeypatch):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     make_certificates(tmp_path, ["localhost"], days=10, now=datetime.now(UTC) - timedelta(days=11))
-    answer = CliRunner().invoke(app, ["serve", "--certs", str(tmp_path), "--set", "dataset=digits", "--name", "late"])
+    answer = CliRunner().invoke(app, [command, "--certs", str(tmp_path), "--set", "dataset=digits", "--name", "late"])
     words = f"{answer.output} {answer.exception}"
     assert answer.exit_code != 0
     assert f"{tmp_path / 'server' / 'server.pem'}: expected a certificate that is valid on" in " ".join(words.split())

@@ -3,17 +3,17 @@
 The checks themselves are those of ``sepal check-method``, for methods of anybody (sepal.study.method_checks). A variant
 that takes other paths joins by a line in ``CASES`` of tests/methods.py.
 
-No test here knows a method by name. The tests of a case share its run, so xdist gives them to one worker.
+No test here knows a method by name. The tests of a case share its run: xdist gives the tests of a file to one worker.
 """
 
 from __future__ import annotations
 
-import warnings
+from contextlib import nullcontext
 
 import pytest
-import torch
 
 from sepal.engines.in_process import run_in_process
+from sepal.errors import ConfigError
 from sepal.protocol.types import Kind
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -21,7 +21,7 @@ from sepal.study.method_checks import checks
 from tests.methods import CASES, LEARNING, TO_LEARN, case, flat
 
 GENERATES = {"pa3dfl", "pfedhn"}
-METHODS = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES])
+METHODS = pytest.mark.parametrize("name", CASES)
 # A kill before the first checkpoint and one at a checkpoint take the engine's path, whatever the method: one case per
 # kind of state. The same holds for the two codings of 16 bits: one dense and one sparse upload.
 KINDS = ("fedavg", "fedstc", "fedpse", "dmpfl", "subfedavg", "pa3dfl")
@@ -30,17 +30,12 @@ KILLS += [(name, after) for name in KINDS for after in (1, 2)]
 SMALLER = [*((name, "fp16") for name in KINDS), ("fedavg", "bf16"), ("fedpse", "bf16")]
 
 
-def grouped(pairs):
-    """Mark (name of a case, value) to run where the other tests of the case do."""
-    return [pytest.param(*pair, marks=pytest.mark.xdist_group(pair[0])) for pair in pairs]
-
-
 @METHODS
 def test_every_client_is_evaluated_at_the_end_in_all_views_that_exist(name):
     checks.evaluated_at_the_end(case(name))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LEARNING])
+@pytest.mark.parametrize("name", LEARNING)
 def test_training_learns_something(name):
     """Ten classes at Dirichlet(1): the most frequent class of one's own data is worth about .3."""
     keys = {"rounds": 3, "local-epochs": 2, "clients-per-round": 0, "batch-size": 16, "partition.subsample": 500}
@@ -52,15 +47,17 @@ def test_training_learns_something(name):
 
 @METHODS
 def test_a_run_shows_no_warning_of_torch(name):
-    """Of arrays that may not be written, such as a run's first weights, torch warns once a process."""
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings(record=True) as warnings_shown:
-            warnings.simplefilter("always")
-            run_in_process(assemble(flat(name, rounds=2, **{"evaluate-every": 0})))
-    finally:
-        torch.set_warn_always(False)
-    assert not [str(warning.message) for warning in warnings_shown if "not writable" in str(warning.message)]
+    """Such as of arrays that may not be written, which a run's first weights are."""
+    assert not [words for words in case(name).finished().warnings if "not writable" in words]
+
+
+@METHODS
+def test_a_limit_on_the_norms_of_uploads_is_refused_where_uploads_are_bits(name):
+    tensors = case(name).first.upload.tensors.values()
+    bits = bool(tensors) and all(tensor.values is None for tensor in tensors)
+    keys = {**flat(name), "max-update-norm": 3.0}
+    with pytest.raises(ConfigError, match="max-update-norm: expected 0") if bits else nullcontext():
+        assemble(keys)
 
 
 @METHODS
@@ -86,7 +83,7 @@ def test_a_download_is_composed_once_and_an_upload_decoded_at_most_twice(name):
     assert max(run.decoded.values()) <= 2
 
 
-@pytest.mark.parametrize(("name", "killed_after"), grouped(KILLS))
+@pytest.mark.parametrize(("name", "killed_after"), KILLS)
 def test_a_killed_server_resumes_to_the_same_end(name, killed_after):
     checks.resumes_after_a_kill(case(name), killed_after)
 
@@ -96,7 +93,7 @@ def test_states_survive_the_disk(name):
     checks.state_survives_the_disk(case(name))
 
 
-@pytest.mark.parametrize(("name", "values"), grouped(SMALLER))
+@pytest.mark.parametrize(("name", "values"), SMALLER)
 def test_smaller_values_make_fewer_bytes(name, values):
     checks.smaller_values_make_fewer_bytes(case(name), values)
 

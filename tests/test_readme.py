@@ -36,12 +36,12 @@ def page(name):
 
 
 BLOCKS, TUTORIAL = blocks(TEXT), page("tutorial.md")
-ALONE = re.compile(r"\.venv/bin/sepal (run|show|methods|keys|compare)\b")  # needs no other terminal
+ALONE = re.compile(r"sepal (run|show|methods|keys|compare)\b")  # needs no other terminal
 
 
 def commands(code_blocks):
     lines = [line for _, block in code_blocks for line in block.splitlines()]
-    return [line.removeprefix(".venv/bin/sepal ") for line in lines if ALONE.match(line)]
+    return [line.removeprefix("sepal ") for line in lines if ALONE.match(line)]
 
 
 def photographs(directory):
@@ -126,7 +126,7 @@ def test_the_commands_of_flower_are_ones_that_it_reads(name):
     assert len(blocks) == (2 if name else 1)
     for block in blocks:
         words = shlex.split(block.replace("\\\n", " ").splitlines()[-1].replace("$PWD", os.getcwd()))
-        assert words[0].removeprefix(".venv/bin/") == "flwr"
+        assert words[0] == "flwr"
         assert words[1:3] == ["run", "."]
         settings = dict(pair.split("=", 1) for pair in words[words.index("--run-config") + 1].split())
         assert settings.keys() <= declared.keys()

@@ -144,7 +144,7 @@ def test_a_package_index_has_no_link_to_a_file_beside_the_readme(wheel):
     assert all(address in url for url in metadata.get_all("Project-URL")), "from one line of pyproject.toml"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_commands_work_in_an_empty_folder(environment, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN)
@@ -163,7 +163,7 @@ def test_commands_work_in_an_empty_folder(environment, tmp_path):
     assert list((folder / "runs" / "plan").glob("*/summary.json"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_new_project_runs_its_method_is_checked_and_its_test_passes(environment, tmp_path):
     for folder, arguments in (
         (tmp_path, ["doctor"]),
@@ -180,7 +180,7 @@ def test_a_new_project_runs_its_method_is_checked_and_its_test_passes(environmen
     assert tested.returncode == 0, tested.stdout[-2000:]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_serve_join_and_watch_work_in_an_empty_folder(environment, tmp_path):
     fleet, control = str(free_port()), str(free_port())
     served = ["serve", "--set", "rounds=1", "--name", "served", "--port", fleet, "--control", control]

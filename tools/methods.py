@@ -29,6 +29,7 @@ CAPABILITIES = {  # column: attribute of the method's record
     "compress": "dense",
     "robust mean": "robust",
     "privacy": "private_phases",
+    "secure": "summed_phases",
     "capacity": "uses_capacity",
     "batch": "batched",
 }
@@ -80,7 +81,7 @@ def exchange() -> list[str]:
     words = tomllib.loads(EXCHANGE.read_text(encoding="utf-8"))
     if odd := sorted(words.keys() ^ registry.METHODS.keys()):
         raise ConfigError("docs/methods.toml", "a line for each method", f"{odd[0]} missing or unknown")
-    titles = ("method", "shared", "sparse", "personal", "up", "down", "kept", *CAPABILITIES)
+    titles = ("method", "shared", "sparse", "personal", "up", "down", "stored", *CAPABILITIES)
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     unit = _amounts("fedavg")
     for name in registry.METHODS:

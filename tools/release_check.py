@@ -2,7 +2,8 @@
 
 It clones this checkout's commit, makes the clone's own environment, and goes through the list there. ``--here`` goes
 through it in this checkout; ``--quick`` leaves out what takes more than some minutes. Each item is a line; the last
-one says whether the tree can be tagged.
+one says whether the tree can be tagged. What only the person does who makes the release, such as naming its date in the
+changelog, is listed as well, and is wrong only with ``--tag``: the tree is then about to be tagged.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PLACEHOLDER = "example.org"
+PAGES = "-p no:xdist tests/test_documentation.py tests/test_readme.py"
 BUNDLE = "-p no:xdist tests/test_bundle.py tests/sepal/cli/test_run_of_before.py"
-FEWEST_WORDS, MOST_WORDS, MOST_LINES = 250, 1000, 150
+FEWEST_WORDS, MOST_WORDS = 250, 1000
 
 
 class Item(NamedTuple):
@@ -32,6 +34,7 @@ class Item(NamedTuple):
     command: str = ""
     problems: Callable[[], Iterator[str]] | None = None
     slow: bool = False
+    last: bool = False  # a step of the release itself
 
 
 def versions() -> Iterator[str]:
@@ -44,11 +47,18 @@ def versions() -> Iterator[str]:
         "sepal/__init__.py": (f'__version__ = "{version}"', (ROOT / "sepal/__init__.py").read_text(encoding="utf-8")),
         "CITATION.cff": (f"\nversion: {version}\n", citation),
         "README.md": (f"version = {{{version}}}", (ROOT / "README.md").read_text(encoding="utf-8")),
-        "CHANGELOG.md": (f"## {version} ({date})", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")),
     }
     yield from (f"{name}: expected {words.strip()!r}" for name, (words, text) in texts.items() if words not in text)
     if (zenodo["version"], zenodo["publication_date"]) != (version, date):
         yield f".zenodo.json: expected {version} of {date}, as in CITATION.cff"
+
+
+def changelog() -> Iterator[str]:
+    """Yield that the changelog has no section of this version and its date."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    date = (ROOT / "CITATION.cff").read_text(encoding="utf-8").partition("date-released: ")[2].splitlines()[0]
+    if f"## {version} ({date})" not in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"):
+        yield f"CHANGELOG.md: expected '## {version} ({date})', as in CITATION.cff"
 
 
 def address() -> Iterator[str]:
@@ -105,35 +115,31 @@ def results() -> Iterator[str]:
 
 
 def listed() -> Iterator[str]:
-    """Print README's numbers that no claim covers, and user pages that are long; neither is a problem."""
+    """Print README's numbers that no claim covers, which is no problem."""
     from tools.artifact.__main__ import uncovered
 
     for line in uncovered((ROOT / "README.md").read_text(encoding="utf-8")):
         print(f"  without a claim: {line}")
-    for path in (
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "docs/tasks").glob("*.md")),
-    ):
-        if (count := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES:
-            print(f"  {path.relative_to(ROOT)}: {count} lines")
     yield from ()
 
 
 ITEMS = (
     Item("versions and dates agree", problems=versions),
-    Item("the repository has an address", problems=address),
-    Item("every change is in the changelog", problems=fragments),
     Item("pages and paper follow from the rows", problems=pages),
     Item("the paper builds", problems=paper_builds),
     Item("no claim differs", problems=results),
     Item("listed, and no problem", problems=listed),
     Item("static checks, schemas, documentation, SBOM, wheel and sdist twice", "make check"),
     Item("the bundle for Flower's Hub, and stored runs of earlier commits", f"{{python}} -m pytest -q {BUNDLE}"),
-    Item("fast tests", "make test", slow=True),
+    Item("pages that are read from the top", f"{{python}} -m pytest -q {PAGES}"),
+    Item("a changelog can be made", "{python} -m towncrier build --draft --version 0"),
+    Item("fast tests", "make test LONG=1", slow=True),
     Item("end-to-end tests", "make e2e LONG=1", slow=True),
     Item("the wheel on 3.11, 3.12 and 3.13", "make -C tools wheels", slow=True),
     Item("claims, run again", "make -C tools artifact", slow=True),
+    Item("the repository has an address", problems=address, last=True),
+    Item("every change is in the changelog", problems=fragments, last=True),
+    Item("the changelog has this version and its date", problems=changelog, last=True),
 )
 
 
@@ -142,20 +148,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make -C tools release-check", description="what is true before a tag")
     parser.add_argument("--here", action="store_true", help="in this checkout, not in a clean clone")
     parser.add_argument("--quick", action="store_true", help="leave out what takes more than some minutes")
+    parser.add_argument("--tag", action="store_true", help="the steps of the release itself are done, too")
     options = parser.parse_args(arguments)
     if options.here:
-        sys.exit(1 if list(wrong(options.quick)) else 0)
+        sys.exit(1 if list(wrong(options.quick, options.tag)) else 0)
     with tempfile.TemporaryDirectory(prefix="sepal-release-") as scratch:
         clone = Path(scratch) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         subprocess.run(["make", "setup"], cwd=clone, check=True)
-        command = [str(clone / ".venv/bin/python"), "-m", "tools.release_check", "--here", *["--quick"] * options.quick]
+        command = [str(clone / ".venv/bin/python"), "-m", "tools.release_check", "--here"]
+        command += ["--quick"] * options.quick + ["--tag"] * options.tag
         sys.exit(subprocess.run(command, cwd=clone, check=False).returncode)
 
 
-def wrong(quick: bool) -> Iterator[str]:
+def wrong(quick: bool, tag: bool) -> Iterator[str]:
     """Yield what is wrong, and print the list with it."""
-    count = 0
+    count = steps = 0
     for item in ITEMS:
         if quick and item.slow:
             print(f"[ ] {item.words}: left out")
@@ -166,9 +174,17 @@ def wrong(quick: bool) -> Iterator[str]:
             "\n".join([f"[{' ' if problems else 'x'}] {item.words}", *(f"  {problem}" for problem in problems)]),
             flush=True,
         )
+        if item.last and not tag:
+            steps += len(problems)
+            continue
         count += len(problems)
         yield from problems
-    print(f"release-check: {count} to do before the tag" if count else "release-check: the tree can be tagged")
+    if count:
+        print(f"release-check: {count} to mend before the tag")
+    elif steps:
+        print(f"release-check: nothing to mend; {steps} steps of the release itself are left, listed above")
+    else:
+        print("release-check: the tree can be tagged")
 
 
 def _failures(command: str) -> Iterator[str]:

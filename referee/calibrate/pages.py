@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from referee.calibrate.search import CLIP, Evidence, Keys, Trials
-from referee.calibrate.settings import GROWTH, SETTINGS, Setting
+from referee.calibrate.search import CLIP, Evidence, Keys, Trials, pinned_by_default
+from referee.calibrate.settings import GROWTH, PINNED, SETTINGS, Setting
 from referee.checkout import RESULTS, ROOT, render
 from sepal.data.catalogue import CATALOGUE
 from sepal.study.search import mean_of_trials, standard_error
@@ -79,14 +79,22 @@ def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trial
     """Yield the methods of a data set whose trials have all ended.
 
     The searches with a margin replace the earlier ones once all of them have ended: until then the table would compare
-    rates that were chosen by two rules. A method that has no trials of either kind is not waited for.
+    rates that were chosen by two rules. A method without an earlier search is not waited for, nor is one whose pinned
+    keys are its defaults: its earlier search was of what is not its default any more.
     """
-    methods = setting.all_methods
-    new = {m: evidence.trials(dataset, m, setting, setting.clip(m)) for m in methods if setting.clip(m)}
-    tried = [m for m in new if new[m].accuracies or evidence.trials(dataset, m, setting).accuracies]
-    replaced = all(new[method].accuracies and not new[method].needed() for method in tried)
-    for method in methods:
-        trials = new[method] if replaced and method in new else evidence.trials(dataset, method, setting)
+    earlier = {method: evidence.trials(dataset, method, setting) for method in setting.all_methods}
+    new = {
+        method: evidence.trials(dataset, method, setting, setting.clip(method), pinned=pinned_by_default(method))
+        for method in setting.all_methods
+        if setting.clip(method)
+    }
+    only_new = {method for method in new if not earlier[method].accuracies}
+    apart = {method for method in PINNED if pinned_by_default(method)}
+    pinned = {method for method in new.keys() & apart if not new[method].needed()}
+    others = new.keys() - only_new - apart
+    replaced = others if all(not new[method].needed() for method in others) else set()
+    for method in setting.all_methods:
+        trials = new[method] if method in only_new | pinned | replaced else earlier[method]
         if trials.accuracies and not trials.needed():
             yield trials
 

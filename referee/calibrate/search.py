@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from referee.calibrate.settings import GROWTH, SETTINGS, Setting
+from referee.calibrate.settings import GROWTH, PINNED, SETTINGS, Setting
 from referee.checkout import RESULTS
 from sepal.strategies.registry import former
 from sepal.study.record import RunRecord, read, recorded
@@ -53,7 +53,7 @@ class RateTrial:
     @property
     def config(self) -> dict[str, Any]:
         """The run's keys. An earlier search, which does not clip, ran with the defaults of its time."""
-        before = {} if CLIP in dict(self.keys) else former(self.method)
+        before = PINNED.get(self.method, {}) if CLIP in dict(self.keys) else former(self.method)
         about = {"dataset": self.dataset, "method": self.method, "seed": self.seed}
         return {**before, **SETTINGS[self.dataset].run_keys(self.method), **dict(self.keys), **about}
 
@@ -219,7 +219,7 @@ class Evidence:
     def __init__(self, records: Sequence[RunRecord]) -> None:
         self.records: list[RunRecord] = []
         self._results: dict[
-            tuple[str, str, float], tuple[dict[Keys, dict[int, float]], dict[Keys, dict[int, int]]]
+            tuple[str, str, float, bool], tuple[dict[Keys, dict[int, float]], dict[Keys, dict[int, int]]]
         ] = {}
         for record in records:
             self.add(record)
@@ -229,26 +229,42 @@ class Evidence:
         """Return the stored trials."""
         return cls(read(FILE))
 
-    def trials(self, dataset: str, method: str, setting: Setting, clip: float = 0.0) -> Trials:
-        """Return a search; trials that are added later are in it, too."""
-        accuracies, diverged = self._results.setdefault((dataset, method, clip), ({}, {}))
+    def trials(self, dataset: str, method: str, setting: Setting, clip: float = 0.0, *, pinned: bool = True) -> Trials:
+        """Return a search; trials that are added later are in it, too.
+
+        Args:
+            dataset: The data set.
+            method: The method.
+            setting: The data set's federation.
+            clip: ``clip-gradient`` of its trials, which then have a margin; 0 for an earlier search.
+            pinned: Whether it is the search with the method's pinned keys; without it, the one before they were pinned.
+        """
+        accuracies, diverged = self._results.setdefault((dataset, method, clip, pinned), ({}, {}))
         return Trials(
             dataset, method, setting.grid, accuracies, setting.own_keys(method), setting.growth, clip, diverged
         )
 
     def add(self, record: RunRecord) -> None:
         """Add a trial. Keys that all trials of its search share do not tell it apart, and are left out."""
-        trial_config = RateTrial(record.dataset, record.method, (), record.seed).config
+        self.records.append(record)
+        shared_keys = RateTrial(record.dataset, record.method, (), record.seed).config
+        pinned_keys = PINNED.get(record.method, {}) if record.config.get(CLIP) else {}
+        pinned = all(record.config.get(key) == value for key, value in pinned_keys.items())
+        shared_keys |= pinned_keys
         keys = _keys(
-            {key: value for key, value in record.config.items() if key == CLIP or trial_config.get(key) != value}
+            {key: value for key, value in record.config.items() if key == CLIP or shared_keys.get(key) != value}
         )
         keys = tuple(pair for pair in keys if pair != (CLIP, 0.0))
         accuracies, diverged = self._results.setdefault(
-            (record.dataset, record.method, dict(keys).get(CLIP, 0.0)), ({}, {})
+            (record.dataset, record.method, dict(keys).get(CLIP, 0.0), pinned), ({}, {})
         )
         accuracies.setdefault(keys, {})[record.seed] = record.held_out
         diverged.setdefault(keys, {})[record.seed] = record.diverged
-        self.records.append(record)
+
+
+def pinned_by_default(method: str) -> bool:
+    """Return whether a method's pinned keys have become its defaults, so that the search with them counts."""
+    return PINNED.get(method, {}).keys() <= former(method).keys()
 
 
 def _keys(values: Mapping[str, Any]) -> Keys:

@@ -17,6 +17,11 @@ GROWTH = 2  # how often the grid of an own key grows
 Values = dict[str, dict[str, tuple[float, ...]]]  # method → its own key, without its name → values
 _TABLE: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
 
+PINNED: Mapping[str, Mapping[str, str]] = {
+    method: {f"{method}.{key}": value for key, value in keys.items()} for method, keys in _TABLE["pinned"].items()
+}
+"""Method → run-config keys that all its trials with a margin have."""
+
 
 class Setting(BaseModel):
     """One data set's federation.

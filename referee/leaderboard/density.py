@@ -15,8 +15,8 @@ import numpy as np
 from referee.leaderboard.blocks import TUNING, Contender
 from referee.leaderboard.drawing import SMALL, colour_of_words, heading, marks, signed, stroke_of, svg
 from referee.leaderboard.forest import DATA
-from referee.leaderboard.looks import INK, LOOKS, PAPERS
 from referee.leaderboard.measures import HOLDS, BlockResults
+from referee.leaderboard.styles import INK, PAPERS, STYLES
 from sepal.report.markdown import table
 from sepal.report.text_tables import NONE
 
@@ -89,7 +89,7 @@ def papers_table(all_results: Sequence[BlockResults]) -> Iterator[str]:
             missing += sum(
                 len(results.block.seeds) for results in all_results if published(results, name, value) is None
             )
-            lines.append([f"{LOOKS[name].name}, `{all_results[0].named(name).own_key}` = {value:g}", *cells])
+            lines.append([f"{STYLES[name].name}, `{all_results[0].named(name).own_key}` = {value:g}", *cells])
     yield from table(["points from FedAvg + fine-tuning", *(results.block.name for results in all_results)], lines)
     if missing:
         yield "Where there are reported runs: test data, what a client holds. Else *trials*: validation data, the best"
@@ -143,7 +143,7 @@ def _legend() -> Any:
     """Return a line of names with their marks."""
     ends = (0, 175, 475)  # pixels
     rows = [
-        {"key": name, "x": x, "name": f"{LOOKS[name].name} {SHARE[name]}"}
+        {"key": name, "x": x, "name": f"{STYLES[name].name} {SHARE[name]}"}
         for name, x in zip(DENSITIES, ends, strict=True)
     ]
     data = alt.Chart(alt.InlineData(values=rows))
@@ -175,4 +175,4 @@ def _panel(rows: Sequence[dict[str, Any]], results: BlockResults) -> Any:
 
 
 def _spoken(rows: Sequence[dict[str, Any]]) -> str:
-    return "; ".join(f"{LOOKS[r['key']].name} ({r['block']}) {r['density']:.0f} % {signed(r['mean'])}" for r in rows)
+    return "; ".join(f"{STYLES[r['key']].name} ({r['block']}) {r['density']:.0f} % {signed(r['mean'])}" for r in rows)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import altair as alt
 
-from referee.leaderboard.looks import GREY, GROUND, INK, ContenderLook
+from referee.leaderboard.styles import GREY, GROUND, INK, ContenderStyle
 from sepal.report.figure import VEGA_LITE
 from sepal.report.frontier import CONFIG, coloured
 
@@ -26,39 +26,41 @@ FONTS: dict[str, Any] = {
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-def colours(looks: Mapping[str, ContenderLook], of_words: bool = False) -> alt.Scale:
+def colours(styles: Mapping[str, ContenderStyle], of_words: bool = False) -> alt.Scale:
     """Return the colours by ``key``; words of what is grey are in ink, which is read better."""
-    names = [INK if of_words and look.colour == GREY else look.colour for look in looks.values()]
-    return alt.Scale(domain=list(looks), range=names)
+    names = [INK if of_words and style.colour == GREY else style.colour for style in styles.values()]
+    return alt.Scale(domain=list(styles), range=names)
 
 
-def stroke_of(looks: Mapping[str, ContenderLook]) -> alt.Stroke:
+def stroke_of(styles: Mapping[str, ContenderStyle]) -> alt.Stroke:
     """Return the colour of lines by the rows' ``key``."""
-    return alt.Stroke("key:N", legend=None, scale=colours(looks))
+    return alt.Stroke("key:N", legend=None, scale=colours(styles))
 
 
-def colour_of_words(looks: Mapping[str, ContenderLook]) -> alt.Color:
+def colour_of_words(styles: Mapping[str, ContenderStyle]) -> alt.Color:
     """Return the colour of words by the rows' ``key``."""
-    return alt.Color("key:N", legend=None, scale=colours(looks, of_words=True))
+    return alt.Color("key:N", legend=None, scale=colours(styles, of_words=True))
 
 
-def marks(data: alt.Chart, looks: Mapping[str, ContenderLook], size: int = 150, outlined: bool = False) -> alt.Chart:
-    """Return a chart of marks with the looks of the rows' ``key``, or of their outlines only."""
-    keys = list(looks)
-    fill = alt.Scale(domain=keys, range=[look.colour if look.filled else GROUND for look in looks.values()])
-    shape = alt.Scale(domain=keys, range=[look.shape for look in looks.values()])
+def marks(data: alt.Chart, styles: Mapping[str, ContenderStyle], size: int = 150, outlined: bool = False) -> alt.Chart:
+    """Return a chart of marks in the styles of the rows' ``key``, or of their outlines only."""
+    keys = list(styles)
+    fill = alt.Scale(domain=keys, range=[style.colour if style.filled else GROUND for style in styles.values()])
+    shape = alt.Scale(domain=keys, range=[style.shape for style in styles.values()])
     filling: Any = alt.value(GROUND) if outlined else alt.Fill("key:N", scale=fill, legend=None)
     chart: alt.Chart = data.mark_point(size=size, opacity=1, strokeWidth=2).encode(
-        stroke_of(looks), alt.Shape("key:N", scale=shape, legend=None), fill=filling
+        stroke_of(styles), alt.Shape("key:N", scale=shape, legend=None), fill=filling
     )
     return chart
 
 
-def named_text(data: alt.Chart, looks: Mapping[str, ContenderLook], x: Any, y: Any, **keys: Any) -> Iterator[alt.Chart]:
+def named_text(
+    data: alt.Chart, styles: Mapping[str, ContenderStyle], x: Any, y: Any, **keys: Any
+) -> Iterator[alt.Chart]:
     """Yield the rows' ``name`` in the colour of their ``key``, on a ground that hides lines behind it."""
     words = {"fontSize": LARGE, "fontWeight": 600, "baseline": "middle", **keys}
     yield data.mark_text(**words, stroke=GROUND, strokeWidth=5).encode(x, y, alt.Text("name:N"))
-    yield data.mark_text(**words).encode(x, y, colour_of_words(looks), alt.Text("name:N"))
+    yield data.mark_text(**words).encode(x, y, colour_of_words(styles), alt.Text("name:N"))
 
 
 def text(words: str, x: float, y: float, colour: str = INK, align: Any = "left") -> alt.Chart:

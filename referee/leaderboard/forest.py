@@ -10,8 +10,8 @@ import altair as alt
 from referee.leaderboard.blocks import Contender
 from referee.leaderboard.drawing import LARGE, SMALL, colour_of_words, heading, marks, signed, stroke_of, svg
 from referee.leaderboard.findings import alone
-from referee.leaderboard.looks import INK, LINE, LOOKS
 from referee.leaderboard.measures import HOLDS, BlockResults
+from referee.leaderboard.styles import INK, LINE, STYLES
 from sepal.study.statistics import Interval
 
 ORDER = (  # of the rows, the same in all pictures
@@ -80,7 +80,7 @@ def picture(all_results: Sequence[BlockResults], title: str, reading: Sequence[s
     if not rows:
         return ""
     keys = [key for key in ORDER if any(row["key"] == key for row in rows)]
-    names = [{"key": key, "name": LOOKS[key].name, "sent": shares(all_results, key)} for key in keys]
+    names = [{"key": key, "name": STYLES[key].name, "sent": shares(all_results, key)} for key in keys]
     y = alt.Y("key:N", sort=keys, axis=None, scale=alt.Scale(domain=keys))
     width = (ACROSS - 12 * (len(all_results) - 1)) / len(all_results)
     columns = [
@@ -111,7 +111,7 @@ def _words(names: Sequence[dict[str, str]], field: str, y: alt.Y, width: float, 
     align: Any = {"align": "left" if field == "name" else "right", "baseline": "middle", "fontSize": LARGE}
     words = data.mark_text(**align, fontWeight=600 if field == "name" else "normal")
     words = words.encode(
-        y, alt.Text(f"{field}:N"), colour_of_words(LOOKS), x=alt.value(0 if field == "name" else width)
+        y, alt.Text(f"{field}:N"), colour_of_words(STYLES), x=alt.value(0 if field == "name" else width)
     )
     return words.properties(width=width, title=heading(head))
 
@@ -131,12 +131,12 @@ def _column(rows: Sequence[dict[str, Any]], y: alt.Y, width: float, head: str) -
     look: Any = {"align": "left", "baseline": "middle", "fontSize": SMALL, "fontWeight": 600}
     layers = [
         alt.Chart(alt.InlineData(values=[{"mean": 0.0}])).mark_rule(strokeWidth=2.5, color=INK).encode(x),
-        on.mark_rule(strokeWidth=2.2).encode(stroke_of(LOOKS), y, low, alt.X2("high:Q")),
-        marks(on, LOOKS, 90).encode(x, y),
-        figure.mark_text(**look).encode(y, alt.Text("words:N"), colour_of_words(LOOKS), x=alt.value(0)),
+        on.mark_rule(strokeWidth=2.2).encode(stroke_of(STYLES), y, low, alt.X2("high:Q")),
+        marks(on, STYLES, 90).encode(x, y),
+        figure.mark_text(**look).encode(y, alt.Text("words:N"), colour_of_words(STYLES), x=alt.value(0)),
     ]
     return alt.layer(*layers).properties(width=width, title=heading(head))
 
 
 def _spoken(rows: Sequence[dict[str, Any]]) -> str:
-    return "; ".join(f"{LOOKS[row['key']].name} ({row['block']}) {signed(row['mean'])}" for row in rows)
+    return "; ".join(f"{STYLES[row['key']].name} ({row['block']}) {signed(row['mean'])}" for row in rows)

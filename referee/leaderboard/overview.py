@@ -11,8 +11,8 @@ import numpy as np
 from referee.leaderboard.blocks import Contender
 from referee.leaderboard.drawing import Rows, marks, named_text, signed, stroke_of, svg, text
 from referee.leaderboard.findings import Findings, alone, compared_blocks
-from referee.leaderboard.looks import GREY, INK, LOOKS
 from referee.leaderboard.measures import DEPLOYED, BlockResults
+from referee.leaderboard.styles import GREY, INK, STYLES
 
 # Who is shown, and on which side of its point its name is: left, right, above or below
 SHOWN = {
@@ -101,9 +101,9 @@ def picture(all_results: Sequence[BlockResults]) -> str:
     lines = on.transform_filter("datum.key != 'fedavg-ft'")
     layers = [
         zero,
-        lines.mark_rule(**THIN).encode(stroke_of(LOOKS), x, low, alt.Y2("high:Q")),
-        lines.mark_rule(**THIN).encode(stroke_of(LOOKS), least, y, alt.X2("most:Q")),
-        marks(on, LOOKS, size=200).encode(x, y),
+        lines.mark_rule(**THIN).encode(stroke_of(STYLES), x, low, alt.Y2("high:Q")),
+        lines.mark_rule(**THIN).encode(stroke_of(STYLES), least, y, alt.X2("most:Q")),
+        marks(on, STYLES, size=200).encode(x, y),
         *_names(data, x, y),
         *_arrows(rows, ends),
     ]
@@ -125,7 +125,7 @@ def _ends(all_spots: Sequence[Spot]) -> tuple[float, float]:
 
 def _rows(all_spots: Sequence[Spot]) -> Iterator[dict[str, Any]]:
     for spot in all_spots:
-        look, fell = LOOKS[spot.key], " (a run collapsed)" if spot.collapsed else ""
+        look, fell = STYLES[spot.key], " (a run collapsed)" if spot.collapsed else ""
         name = LONG.get(spot.key, look.name)
         row = {"key": spot.key, "name": name + fell, "off": spot.off, "mean": spot.mean, "mb": spot.megabytes}
         ends = {"low": max(spot.low, FLOOR), "high": spot.high, "least": spot.least, "most": spot.most}
@@ -141,7 +141,7 @@ def _names(data: alt.Chart, x: alt.X, y: alt.Y) -> Iterator[alt.Chart]:
         "below": {"align": "left", "dx": 14, "dy": 16},
     }.items():
         side_data = data.transform_filter(f"datum.side == '{side}' && !datum.off && datum.key != 'local'")
-        yield from named_text(side_data, LOOKS, x, y, **keys)
+        yield from named_text(side_data, STYLES, x, y, **keys)
 
 
 def _arrows(rows: Rows, ends: tuple[float, float]) -> Iterator[alt.Chart]:
@@ -156,5 +156,5 @@ def _arrows(rows: Rows, ends: tuple[float, float]) -> Iterator[alt.Chart]:
 
 def _spoken(all_spots: Sequence[Spot]) -> str:
     return "; ".join(
-        f"{LOOKS[spot.key].name} {signed(spot.mean)} points, {spot.megabytes:.3g} MB" for spot in all_spots
+        f"{STYLES[spot.key].name} {signed(spot.mean)} points, {spot.megabytes:.3g} MB" for spot in all_spots
     )

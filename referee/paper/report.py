@@ -20,8 +20,7 @@ import numpy as np
 
 from referee.paper.differences import MODELS, difference_tables
 from referee.paper.figures import figures
-from referee.paper.plan import PaperBlock, PaperPlan, Published
-from referee.paper.some_runs import (
+from referee.paper.optional_tables import (
     Group,
     by_capacity,
     by_round,
@@ -33,6 +32,7 @@ from referee.paper.some_runs import (
     of_the_trials,
     privacy_table,
 )
+from referee.paper.plan import PaperBlock, PaperPlan, Published
 from sepal.protocol.views import SHIFTS
 from sepal.report.markdown import table
 from sepal.storage.files import write_atomically

@@ -87,6 +87,22 @@ class Run:
         with naming(self.path):
             return pd.DataFrame(by_round(self.stored))
 
+    def hours(self, devices: str = "") -> pd.DataFrame:
+        """Return simulated hours: when the clients would have had the models of each evaluation of all of them.
+
+        Args:
+            devices: A profile of devices, such as ``phones``, or a file (docs/simulated-time.md); empty: the run's own.
+
+        Returns:
+            A row for each draw of the devices, evaluation and view: ``draw`` (the profile's seed), ``round`` (of the
+            closing evaluation the last one plus 1), ``view``, ``hours`` and ``accuracy``, a fraction; of a task with
+            another headline, the last column has its name.
+
+        Raises:
+            ConfigError: There is no such profile, the run has none of its own, or it says nothing of this run.
+        """
+        return Compared(self.path).hours(devices).drop(columns=["setting", "name", "seed"])
+
     def model(self, client: str | int, view: str = "") -> nn.Module:
         """Return a client's deployed model, whose accuracy the tables show, in evaluation mode.
 
@@ -169,13 +185,14 @@ class Run:
         with tempfile.TemporaryDirectory() as scratch:
             return write_model(client_model, Path(scratch) / "model.safetensors", with_client=True)
 
-    def plot(self, data: bool = False) -> Report:
+    def plot(self, data: bool = False, devices: str = "") -> Report:
         """Return the run's report, which a notebook shows.
 
         Args:
             data: Whether the data that the run's keys name may be read, for the labels of a run of an earlier version.
+            devices: A profile of devices, for accuracy against simulated hours; empty: the run's own.
         """
-        return Report((str(self.path),), self.code, data)
+        return Report((str(self.path),), self.code, data, devices)
 
 
 @dataclass(frozen=True)
@@ -208,13 +225,35 @@ class Compared:
         with naming(self.path):
             return pd.DataFrame(by_variant(self.comparison))
 
+    def hours(self, devices: str = "") -> pd.DataFrame:
+        """Return simulated hours as :meth:`Run.hours` does, with ``setting``, ``name`` and ``seed`` of each run.
+
+        Raises:
+            ConfigError: There is no such profile, runs have none of their own, or it says nothing of some run.
+        """
+        import pandas as pd
+
+        from sepal.study.comparison import read_comparison
+        from sepal.study.runs import naming
+        from sepal.study.simulated_hours import hour_rows
+
+        with naming(self.path):
+            comparison = read_comparison([str(self.path)], devices=devices)
+            rows = [row for variant in comparison.all_variants() for row in hour_rows(variant)]
+        names = ["setting", "name", "seed", "draw", "round", "view", "hours", comparison.measure.name]
+        return pd.DataFrame(rows, columns=names)
+
     def frontier(self) -> Frontier:
         """Return deployed accuracy against MB, as a picture that a notebook shows, a frame and words."""
         return Frontier(self.comparison)
 
-    def plot(self) -> Report:
-        """Return the comparison's report, which a notebook shows."""
-        return Report((str(self.path),))
+    def plot(self, devices: str = "") -> Report:
+        """Return the comparison's report, which a notebook shows.
+
+        Args:
+            devices: A profile of devices, for accuracy against simulated hours; empty: the runs' own.
+        """
+        return Report((str(self.path),), devices=devices)
 
 
 @dataclass(frozen=True)
@@ -290,6 +329,7 @@ class Report:
     places: tuple[str, ...]
     code: frozenset[str] = frozenset()
     data: bool = False
+    devices: str = ""
 
     def save(self, path: str | Path) -> Path:
         """Write the report as one HTML file."""
@@ -298,7 +338,7 @@ class Report:
         from sepal.study.runs import naming
 
         with naming(Path(self.places[0])):
-            return write_html(self.places, Path(path), Allowed(self.code, self.data))
+            return write_html(self.places, Path(path), Allowed(self.code, self.data), self.devices)
 
     def _repr_html_(self) -> str:
         from sepal.report.page import render
@@ -307,5 +347,6 @@ class Report:
         from sepal.study.runs import naming
 
         with naming(Path(self.places[0])):
-            page = html.escape(render(read_comparison(self.places, Allowed(self.code, self.data))))
+            comparison = read_comparison(self.places, Allowed(self.code, self.data), self.devices)
+            page = html.escape(render(comparison))
         return f'<iframe srcdoc="{page}" style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'

@@ -12,7 +12,7 @@ import typer
 
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting, tell
-from sepal.cli.options import Trackers
+from sepal.cli.options import Devices, Trackers
 from sepal.errors import ConfigError
 from sepal.report.printing import say
 
@@ -40,6 +40,7 @@ def compare(
     on: On = "local",
     status: Annotated[bool, typer.Option("--status", help="Say how far the runs are, and start none.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Print every view, the costs and all differences.")] = False,
+    devices: Devices = "",
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the runs to MLflow: a server or directory.")] = "",
     tracker: Trackers = None,
 ) -> None:
@@ -54,11 +55,14 @@ def compare(
         from sepal.report.markdown import write_markdown
         from sepal.report.progress import PlanDisplay
         from sepal.report.tables import print_comparison
+        from sepal.simulated_time import read_profile
         from sepal.study.clusters.place import place_of
         from sepal.study.comparison import read_comparison
         from sepal.study.plans.plan import read_plan
         from sepal.study.plans.trials import failure, run_plan
 
+    if devices:
+        read_profile(devices)  # refused before any run
     trackers = trackers_of(tracker or (), mlflow)
     plan_file: PlanFile = read_plan(plan, tune)
     directory = (out or Path("runs") / f"{plan.stem}{'-tuned' * plan_file.tune}").absolute()
@@ -76,10 +80,10 @@ def compare(
         raise typer.Exit(INTERRUPTED) from None
     written = []
     if len(done.failed) < len(done.runs):
-        comparison = read_comparison([str(directory)])
+        comparison = read_comparison([str(directory)], devices=devices)
         print_comparison(console(), comparison, everything)
         written.append(write_csv(list(by_variant(comparison)), directory / "comparison.csv"))
-        pages = _write_pages(comparison, directory) if report else []
+        pages = _write_pages(comparison, directory, devices) if report else []
         written += [write_markdown(comparison, directory / "tables.md", pages), *pages]
     for path in written:
         say(f"written to {path}")
@@ -117,12 +121,12 @@ def _print_status(plan: PlanFile, directory: Path) -> None:
     print_text_table(console(), TextTable(heads, rows), counts(shown), left=True)
 
 
-def _write_pages(comparison: Comparison, directory: Path) -> list[Path]:
+def _write_pages(comparison: Comparison, directory: Path, devices: str) -> list[Path]:
     from sepal.report.page import write_html, write_picture
 
     try:
         pages = [
-            write_html([str(directory)], directory / "report.html"),
+            write_html([str(directory)], directory / "report.html", devices=devices),
             write_picture(comparison, directory / "frontier.svg"),
         ]
         return [page for page in pages if page]

@@ -139,6 +139,7 @@ def submit(
 ) -> None:
     """Register the nodes and run a federation on a SuperLink that already runs on this machine."""
     with starting():
+        from sepal.config.rules import check_real_time
         from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials
         from sepal.engines.flower.engine import COMPLETED, Flower
@@ -146,37 +147,39 @@ def submit(
         from sepal.engines.flower.node_registry import NodeRegistry
         from sepal.engines.flower.processes import healthy
         from sepal.engines.flower.submission import alone, run_bundle
+        from sepal.operation.expiry import watched
         from sepal.storage.home import private_home
         from sepal.study.run import assembled
         from sepal.study.run_keys import gather_to_serve
 
     flat = gather_to_serve(config, sets or [], name, out, tell)
-    assembled(flat, Path.cwd())  # reports bad keys before anything is started
+    check_real_time(assembled(flat, Path.cwd()).setup.config)  # reports bad keys before anything is started
     if attempts > 1 and not flat.get("name"):
         raise ConfigError("--name", "a name beside --attempts, so that the run is continued", "none")
     credentials = ServerCredentials.of(certs) if certs else None
     authority = credentials.authority if credentials else None
     if not credentials:
         check_plain_text("127.0.0.1", allowed=False)
-    deadline = time.monotonic() + HEALTHY
-    while not healthy(control, authority):
-        if time.monotonic() > deadline:
-            raise ConfigError("--control", f"a SuperLink on port {control} of this machine", "no answer")
-        time.sleep(0.5)
-    state_directory = private_home() / "submit"
-    with alone(state_directory), Flower(state_directory, directory=Path.cwd(), tell=tell_command) as flower:
-        flower.ports = Ports(0, control)
-        flower.connect(authority)
-        nodes = state_directory / "nodes.json"
-        registry = NodeRegistry(credentials, flower.environment, nodes, tell) if credentials else None
-        file = state_directory / "run.log"
-        lines = Lines(file, show, verbose)
-        for attempts_left in reversed(range(attempts)):
-            if registry:
-                registry.sync()
-            ended = run_bundle(flower, state_directory, flat, registry, tell, lines)
-            if ended.status == COMPLETED:
-                return
-            if not attempts_left:
-                ended.check(file)
-            tell(f"sepal: the run ended as {ended.status}; submitted again, it goes on where it was")
+    with watched(credentials.certificates if credentials else (), tell):
+        deadline = time.monotonic() + HEALTHY
+        while not healthy(control, authority):
+            if time.monotonic() > deadline:
+                raise ConfigError("--control", f"a SuperLink on port {control} of this machine", "no answer")
+            time.sleep(0.5)
+        state_directory = private_home() / "submit"
+        with alone(state_directory), Flower(state_directory, directory=Path.cwd(), tell=tell_command) as flower:
+            flower.ports = Ports(0, control)
+            flower.connect(authority)
+            nodes = state_directory / "nodes.json"
+            registry = NodeRegistry(credentials, flower.environment, nodes, tell) if credentials else None
+            file = state_directory / "run.log"
+            lines = Lines(file, show, verbose)
+            for attempts_left in reversed(range(attempts)):
+                if registry:
+                    registry.sync()
+                ended = run_bundle(flower, state_directory, flat, registry, tell, lines)
+                if ended.status == COMPLETED:
+                    return
+                if not attempts_left:
+                    ended.check(file)
+                tell(f"sepal: the run ended as {ended.status}; submitted again, it goes on where it was")

@@ -80,6 +80,10 @@ def join(
     least_noise: Annotated[
         float | None, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
     ] = None,
+    only_secure: Annotated[
+        bool,
+        typer.Option("--only-secure", help="Answer no run without secure sums; see the key secure."),
+    ] = False,
     most_uploads: Annotated[
         int | None, typer.Option(min=0, help="Send at most so many uploads, over all runs; 0: any number.")
     ] = None,
@@ -135,7 +139,7 @@ def join(
         if partition is not None or of is not None or not data_dir:
             node_config = {"partition-id": partition or 0, "num-partitions": of or 1}
         node_config |= {"capacity": share} if share else {}
-        node_config |= demands(privacy, least_noise, most_uploads, no_accuracies)
+        node_config |= demands(privacy, least_noise, only_secure, most_uploads, no_accuracies)
         node_config |= {key: value for key, value in texts.items() if value}
         client = Node.of(node_config).client
         host, _ = split(address)
@@ -171,13 +175,16 @@ def join(
 
 
 def demands(
-    privacy: Privacy, least_noise: float | None, most_uploads: int | None, no_accuracies: bool
+    privacy: Privacy, least_noise: float | None, only_secure: bool, most_uploads: int | None, no_accuracies: bool
 ) -> dict[str, int | float | str | bool]:
     """Return the demands of the client's operator as keys of the node. A number wins over ``--privacy strict``."""
     strict = privacy is Privacy.STRICT
     noise = least_noise if least_noise is not None else STRICT_NOISE * strict
     most = most_uploads if most_uploads is not None else STRICT_UPLOADS * strict
-    node_keys = {"least-noise": noise, "most-uploads": most, "no-accuracies": no_accuracies or strict}
+    if only_secure and noise:
+        raise ConfigError("--only-secure", "no --least-noise or --privacy strict: a secure sum has no noise", "both")
+    node_keys = {"least-noise": noise, "only-secure": only_secure, "most-uploads": most}
+    node_keys["no-accuracies"] = no_accuracies or strict
     return {key: value for key, value in node_keys.items() if value}
 
 

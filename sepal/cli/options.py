@@ -6,6 +6,10 @@ import typer
 
 from sepal.cli import completing
 
+Devices: TypeAlias = Annotated[
+    str,
+    typer.Option(metavar="PROFILE", help="Simulated hours on devices of a profile, such as phones, or a TOML file."),
+]
 Metrics: TypeAlias = Annotated[
     str,
     typer.Option(metavar="[HOST:]PORT", help="Serve /metrics for Prometheus and /healthz; by default on 127.0.0.1."),

@@ -6,10 +6,9 @@ docs/deployment.md).
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +59,7 @@ def serve(
 
         flat = gather_to_serve(config, sets or [], name, out, tell)
     with starting(what_of(flat), stays=True):
+        from sepal.config.rules import check_real_time
         from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials
         from sepal.engines.flower.engine import Flower
@@ -69,18 +69,19 @@ def serve(
         from sepal.engines.flower.submission import MOST_AGAIN, alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
         from sepal.flower.versions import require_supported
+        from sepal.operation.expiry import watched
         from sepal.storage.home import private_home
         from sepal.study.run import assembled
 
     require_supported()
     set_metrics(metrics)
     assembly = assembled(flat, Path.cwd())  # reports bad keys before any process is started
+    check_real_time(assembly.setup.config)
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
         raise ConfigError("--control", "another port than --port", control)
     servers = private_home() / "server"
-    with ExitStack() as stack:
-        stack.enter_context(certificates_watched(credentials.certificates if credentials else ()))
+    with watched(credentials.certificates if credentials else (), tell), ExitStack() as stack:
         stack.enter_context(alone(servers))
         state_directory = state_of(servers, str(flat.get("name", "")))
         flower = stack.enter_context(Flower(state_directory, directory=Path.cwd(), tell=tell_command))
@@ -99,11 +100,11 @@ def serve(
         if credentials:
             registry = NodeRegistry(credentials, flower.environment, state_directory / "nodes.json", tell)
             registry.sync()
-        with_certs = " --certs DIR" if credentials else ""
-        tell(f"clients join with: {how_to_join('ADDRESS' if host in EVERYWHERE else host, port, flat)}{with_certs}")
+        join_command = how_to_join("ADDRESS" if host in EVERYWHERE else host, port, flat)
+        tell(f"clients join with: {join_command}{' --certs DIR' if credentials else ''}")
         lines = Lines(state_directory / "run.log", show, verbose)
         ended = run_bundle(flower, state_directory, flat, registry, tell, lines, MOST_AGAIN)
-    ended.check(state_directory / "run.log")
+        ended.check(state_directory / "run.log")
 
 
 def set_metrics(address: str) -> None:
@@ -119,7 +120,7 @@ def go_back(assembly: Assembly, round: int | None) -> None:
     """Take a run back to the checkpoint of ``round``, if there is one; clients still have what that names.
 
     Raises:
-        ConfigError: The run has ``privacy.noise``, or was never started.
+        ConfigError: The run has ``privacy.noise`` or secure sums, or was never started.
         StateError: It has no checkpoint of that round.
     """
     from sepal.runs.places import run_path
@@ -127,26 +128,6 @@ def go_back(assembly: Assembly, round: int | None) -> None:
 
     if round is not None:
         RunDirectory(run_path(assembly.setup.config, Path.cwd()), assembly, "flower", round).close()
-
-
-@contextmanager
-def certificates_watched(certificates: Sequence[Path]) -> Iterator[None]:
-    """Refuse certificates that have expired, warn of those that will, and let ``/metrics`` show their dates.
-
-    Raises:
-        ConfigError: One has expired.
-    """
-    from sepal.operation.expiry import ExpiryWatch, check_not_expired, expiry
-    from sepal.operation.figures import CERTIFICATES
-
-    check_not_expired(certificates)
-    os.environ[CERTIFICATES] = json.dumps({file.name: expiry(file).timestamp() for file in certificates})
-    watch = ExpiryWatch(certificates, tell)
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.end()
 
 
 def how_to_join(host: str, port: int, flat: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import typer
 from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.cli.options import Run
+from sepal.cli.options import Devices, Run
 from sepal.errors import ConfigError, one_line
 from sepal.report.printing import say
 
@@ -35,14 +35,15 @@ def show(
     everything: Annotated[
         bool, typer.Option("--all", help="Of a comparison, also every view, the costs and all differences.")
     ] = False,
+    devices: Devices = "",
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     with starting():
         from sepal.report.console import console
         from sepal.report.files import by_round, write_csv, write_tensorboard
-        from sepal.report.tables import print_run
+        from sepal.report.tables import print_run, print_simulated
         from sepal.runs.stored_run import read_run
-        from sepal.study.comparison import check_comparable
+        from sepal.study.comparison import check_comparable, read_comparison
         from sepal.study.results import read_result
         from sepal.study.runs import find_place, find_run, is_run, naming
 
@@ -52,26 +53,28 @@ def show(
             if value:
                 raise ConfigError(option, "one run, not a comparison", str(path))
         with naming(path):
-            _show_comparison(str(path), csv, everything)
+            _show_comparison(str(path), csv, everything, devices)
         return
     with naming(path):
         if beside:
             check_comparable([read_result(path), read_result(find_run(beside))])
         stored = read_run(path)
+        comparison = read_comparison([str(path)], devices=devices)  # an unknown profile is refused before any table
         print_run(console(), stored, read_run(find_run(beside)) if beside else None)
+        print_simulated(console(), comparison)
         if csv:
             say(f"written to {write_csv(list(by_round(stored)), csv)}")
         if tensorboard:
             say(f"written to {write_tensorboard(stored, tensorboard)}")
 
 
-def _show_comparison(directory: str, csv: Path | None, everything: bool) -> None:
+def _show_comparison(directory: str, csv: Path | None, everything: bool, devices: str) -> None:
     from sepal.report.console import console
     from sepal.report.files import by_variant, write_csv
     from sepal.report.tables import print_comparison
     from sepal.study.comparison import read_comparison
 
-    comparison = read_comparison([directory])
+    comparison = read_comparison([directory], devices=devices)
     print_comparison(console(), comparison, everything)
     if csv:
         say(f"written to {write_csv(list(by_variant(comparison)), csv)}")
@@ -94,6 +97,7 @@ def report(
         list[str] | None,
         typer.Option(help="Code of these runs that may be imported: package.module:NAME, or all of a module."),
     ] = None,
+    devices: Devices = "",
 ) -> None:
     """Write a page that opens offline: RUN/report.html; of several, comparison.html in their folder, or else here."""
     with starting():
@@ -106,7 +110,7 @@ def report(
     both = (parents.pop() if len(parents) == 1 else Path.cwd()) / "comparison.html"  # a run's own report stays
     with naming(places[0]):
         file = out or (both if places[1:] else places[0] / "report.html")
-        say(f"written to {write_html(runs, file, Allowed(frozenset(allow or ()), data))}")
+        say(f"written to {write_html(runs, file, Allowed(frozenset(allow or ()), data), devices)}")
 
 
 @app.command()

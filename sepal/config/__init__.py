@@ -25,6 +25,7 @@ from sepal.config.base import (
 )
 from sepal.config.data import (
     Corruption,
+    DriftSettings,
     FolderReading,
     FolderSettings,
     HubReading,
@@ -43,6 +44,7 @@ __all__ = [
     "PARTS",
     "CapacitySettings",
     "Corruption",
+    "DriftSettings",
     "EvaluateSettings",
     "Flat",
     "FolderReading",

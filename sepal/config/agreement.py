@@ -21,7 +21,7 @@ VERSION = "version of Sepal"
 CLASSES = "names of classes, as folder.classes can give them"
 TABLE = "columns, kinds, categories and units of a table, as schema.toml can give them (sepal data inspect)"
 # Keys that only the server reads. A client algorithm gets everything that depends on the round from the plan, except
-# its learning rate: with a `schedule`, it needs `rounds`.
+# its learning rate with a `schedule`, and what it trains on with `drift.name`: these need `rounds`.
 SERVER_ONLY = frozenset(marked(RunConfig, Mark.SERVER_ONLY))
 # Weights named by `initial-weights` are compared by their digest.
 MACHINE = frozenset(marked(RunConfig, Mark.MACHINE))
@@ -51,7 +51,7 @@ def agreed_text(
     plain = {**RunConfig().flat(), **flatten(type(hyper)(), prefix)}
     lines = [f"{VERSION}\t{__version__}\tinstalled"]
     apart = SERVER_ONLY | MACHINE
-    if config.schedule != "constant":
+    if config.depends_on_rounds:
         apart -= {"rounds"}
     for key, value in values.items():
         if key not in apart:

@@ -238,10 +238,13 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         path = [str(part) for part in fault["loc"]]
-        union = path[-1] in _UNION_PARTS
-        key = prefix + ".".join(path[:-1] if union else path)
+        union = bool(path) and path[-1] in _UNION_PARTS
+        path = path[:-1] if union else path
+        key = prefix + ".".join(path) if path else prefix.removesuffix(": ")  # a rule of the whole group has no path
         if fault["type"] == "extra_forbidden":
             raise ConfigError(key, "a known key", "an unknown one") from None
+        if fault["type"] == "missing":
+            raise ConfigError(key, "a value", "nothing") from None
         word = next((part for part in map(_word_of, error.errors(include_url=False)) if part), AUTO)
         expected = plainly(fault["msg"]) + (f", or {word!r}" if union else "")
         raise ConfigError(key, expected, repr(fault["input"])) from None
@@ -249,7 +252,8 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
 
 def _word_of(fault: ErrorDetails) -> str:
     """Return the word that a rate may be besides a number, ``auto`` or ``search``, from pydantic's name of its type."""
-    match = re.fullmatch(r"literal\['(\w+)'\]", str(fault["loc"][-1]))
+    last = str(fault["loc"][-1]) if fault["loc"] else ""
+    match = re.fullmatch(r"literal\['(\w+)'\]", last)
     return match[1] if match else ""
 
 

@@ -1,4 +1,4 @@
-"""The keys ``partition.*``, ``split.*``, ``folder.*``, ``hf.*`` and ``own.*``.
+"""The keys ``partition.*``, ``split.*``, ``drift.*``, ``folder.*``, ``hf.*`` and ``own.*``.
 
 A key is its prefix and the attribute with hyphens, for example ``partition.shard-size``. Comments cite the papers that
 values come from (``FedPSE C.1`` is appendix C.1 of that paper); each method's NOTES.md lists them.
@@ -13,7 +13,10 @@ from pydantic import Field, field_validator
 from sepal.config.base import AUTO, BY_NUMBER, FORMER, NOT_SET, Mark, Settings, marks, renewed
 from sepal.tasks.inputs import PATTERN
 
-PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
+PartitionName = Literal[
+    "auto", "iid", "dirichlet", "extended-dirichlet", "pathological", "shards", "two-class", "lambda-mix",
+    "quantity-skew", "natural", "domain",
+]  # fmt: skip
 Corruption = Literal["none", "gaussian-noise", "shot-noise", "impulse-noise", "brightness", "contrast", "pixelate"]
 
 
@@ -28,20 +31,54 @@ class PartitionSettings(Settings):
     name: PartitionName = Field(
         "auto",
         description="partition rule; auto: natural if examples have owners, else dirichlet",
-        json_schema_extra={**marks(Mark.AUTOMATIC), BY_NUMBER: ["iid", "natural"]},
+        json_schema_extra={**marks(Mark.AUTOMATIC), BY_NUMBER: ["iid", "natural", "quantity-skew", "domain"]},
     )
-    # DM-PFL's main setting is Dir(.3) (Table 1); pFedGate takes .4 (App. G), Pa3dFL 1.0 (App. D).
-    alpha: float = Field(0.3, gt=0, le=1e6, description="dirichlet: concentration parameter (per class, over clients)")
+    # DM-PFL's main setting is Dir(.3) (Table 1); pFedGate takes .4 (App. G), Pa3dFL 1.0 (App. D). ExDir: 10 or 100.
+    alpha: float = Field(
+        0.3,
+        gt=0,
+        le=1e6,
+        description="dirichlet, extended-dirichlet: concentration parameter α (per class, over the clients that may "
+        "have it)",
+    )
+    # Li et al., ICDE 2022 (NIID-Bench): .5, in its README also .1.
+    beta: float = Field(
+        0.5,
+        gt=0,
+        le=1e6,
+        description="quantity-skew: β; clients' shares of the examples are drawn from Dir(β), classes are as in all",
+    )
     # FedPSE C.1 and Table 1: λ in {0, .5, 1}; 1 is the headline column.
     lambda_: float = Field(1.0, ge=0, le=1, description="lambda-mix: fraction sorted by label; the rest is IID")
     # DM-PFL A.1.3 uses two classes per client; Pa3dFL 20 of CIFAR-100's (section 5.1).
-    classes: int = Field(2, ge=1, le=10_000, description="pathological: classes per client")
+    classes: int = Field(
+        2,
+        ge=1,
+        le=10_000,
+        description="pathological: classes per client; extended-dirichlet: the most classes that a client has (C)",
+    )
     # Sub-FedAvg 4.1: two shards of 250 (CIFAR-100: 125).
     shards: int = Field(2, ge=1, le=10_000, description="shards: shards per client")
     shard_size: int = Field(0, ge=0, description="shards: examples per shard; 0: as many as fit")
     # DM-PFL A.1.2 excludes clients "with only few samples"; 10 is the default of flwr-datasets.
     min_examples: int = Field(
-        10, ge=1, description="dirichlet: redraw until each client has this many; natural: leave out people with fewer"
+        10,
+        ge=1,
+        description="dirichlet, extended-dirichlet: redraw until each client has this many; quantity-skew: each client "
+        "has this many, and the others are dealt by the shares; natural: leave out people with fewer",
+    )
+    within: Literal["iid", "dirichlet"] = Field(
+        "iid",
+        description="domain: how the examples of a domain are dealt to its clients",
+        json_schema_extra={BY_NUMBER: ["iid"]},
+    )
+    # Li et al., ICDE 2022, section IV-C: .1 in the authors' scripts.
+    noise: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="feature skew, beside any rule: client i of N has Gaussian noise of standard deviation noise · i/N "
+        "on its inputs, the same in each round and for each method; of images, white is 1; 0: none",
     )
     # pFedGate App. G takes 10 % of EMNIST and 15 % of FEMNIST.
     subsample: int = Field(
@@ -73,12 +110,43 @@ class SplitSettings(Settings):
     by: Literal["random", "time"] = Field(
         "random",
         description="how test and validation parts are split off a client's data; time: the last rows of each label, "
-        "dropping the rows next to them, for recordings with overlapping windows",
+        "dropping the rows next to them, for recordings with overlapping windows; of shakespeare, both values are the "
+        "last rows, dropping the 79 before them",
         json_schema_extra={BY_NUMBER: ["random"]},
     )
     # Sub-FedAvg's gate needs a validation part (methods page: 10 %); Pa3dFL 5.1: .1 of all; pFedGate App. G: .2 of all.
     validation: float = Field(0.1, ge=0, lt=1, description="fraction of each client's training part held out")
     seed: int = Field(-1, ge=-1, le=2**63 - 1, description="seed for partition and split; -1: the run's seed")
+
+
+class DriftSettings(Settings):
+    """How a client's training data change from round to round: keys ``drift.*`` (:mod:`sepal.data.drift`)."""
+
+    name: Literal["none", "time", "label"] = Field(
+        "none",
+        description="train in each round on a window of the client's training examples, which moves from the first to "
+        "the last ones: time: in the order of the data, label: in an order in which the shares of labels change. "
+        "Validation and test parts stay",
+        json_schema_extra=marks(Mark.WHOLE),
+    )
+    # Our choice: with a half, the first and the last round have no example in common. The least value and the ten
+    # examples (sepal.data.drift.LEAST) keep a server from training on single examples of a node.
+    window: float = Field(
+        0.5,
+        ge=0.1,
+        le=1,
+        description="share of a client's training examples in the window, at least ten of them; 1: all, no drift",
+    )
+    # Our choice, as partition.alpha.
+    alpha: float = Field(
+        0.3,
+        gt=0,
+        le=1e6,
+        description="label: of each class, a share drawn from Beta(α, α) comes early, and the rest late",
+    )
+    rounds: int = Field(
+        0, ge=0, description="rounds in which the window moves; then it stays at the last examples; 0: rounds"
+    )
 
 
 class FolderSettings(Settings):

@@ -78,7 +78,13 @@ def _with_chosen(flat: Flat, methods: Mapping[str, type[Settings]]) -> Mapping[s
 def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
     """Raise for the first unknown key, and suggest a similar one."""
     for key, similar in _unknown(flat, methods):
-        raise ConfigError(key, "a known key", suggest("an unknown one", OTHER_WORDS.get(key, key), similar))
+        got = suggest("an unknown one", OTHER_WORDS.get(key, key), similar)
+        part, dot, _ = key.partition(".")
+        expected = "a known key"
+        if dot and part in methods and got == "an unknown one":
+            own = ", ".join(flat_keys(methods[part], f"{part}."))
+            expected += f" ({part} has {own or 'none of its own'})"
+        raise ConfigError(key, expected, got)
 
 
 def _unknown(flat: Flat, methods: Mapping[str, type[Settings]]) -> Iterator[tuple[str, list[str]]]:
@@ -100,4 +106,6 @@ def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:
         return ConfigError("method", f"{module}:NAME, where NAME is what `register` returned in that module", name)
     if near := nearest(name, methods):
         return ConfigError("method", f"{near}, or another one of `sepal methods`", name)
-    return ConfigError("method", f"one of {', '.join(methods)}", name)
+    module, dot, variable = name.rpartition(".")
+    own = f"{module}:{variable}" if dot else "MODULE:NAME"
+    return ConfigError("method", f"one of `sepal methods`, or {own} for a method of your own", name)

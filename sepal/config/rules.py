@@ -37,9 +37,11 @@ def check_together(config: RunConfig) -> None:
         expected = "0 or 1 with engine.capture, which trains one client at a time"
         raise ConfigError("engine.batch", expected, config.engine.batch)
     _check_data_changes(config)
+    _check_drift(config)
     _check_secure(config)
     _check_final_model(config)
     _check_round(config)
+    _check_simulated_time(config)
     if config.split.test_of_labels and config.split.test_fraction:
         raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
     if config.dataset == "own" and not config.own.shape:
@@ -99,6 +101,20 @@ def _check_data_changes(config: RunConfig) -> None:
         if config.value(key) != value:
             expected = f"{str(value).lower()} with data-changes = accept: an example's part follows from it alone"
             raise ConfigError(key, expected, config.value(key))
+
+
+def _check_drift(config: RunConfig) -> None:
+    """Raise if a client's training data are to drift, and a key needs data that stay as they are."""
+    if config.drift.name == "none":
+        return
+    why = "with drift.name: a round's training data are a window of"
+    _check_plain(
+        config,
+        {
+            "own.class-weights": ("none", f"{why} the examples, of which each has other classes"),
+            **({"data-changes": ("refuse", f"{why} examples in an order")} if config.data_changes == "accept" else {}),
+        },
+    )
 
 
 def _check_privacy(config: RunConfig) -> None:
@@ -218,6 +234,34 @@ def _check_final_model(config: RunConfig) -> None:
         raise ConfigError("final-model", f"last with {why}", config.final_model)
 
 
+def in_simulated_time(config: RunConfig) -> bool:
+    """Return whether a profile of devices decides which uploads count."""
+    return bool(config.devices) and (config.oversample > 1 or config.deadline > 0)
+
+
+def _check_simulated_time(config: RunConfig) -> None:
+    """Raise if which uploads count would follow from simulated seconds, and that breaks what a run promises."""
+    if not in_simulated_time(config):
+        return
+    acts = "with oversample or deadline, which then act in simulated time:"
+    if config.secure != "off":
+        raise ConfigError("devices", f"nothing {acts} a secure sum has no upload to leave out", config.devices)
+    if config.privacy.central:
+        why = "the bytes of an upload decide, and they have no noise"
+        raise ConfigError("devices", f"nothing {acts} with privacy.mode = central {why}", config.devices)
+
+
+def check_real_time(config: RunConfig) -> None:
+    """Raise if simulated seconds would decide in a deployment, whose clients take real ones.
+
+    Raises:
+        ConfigError: See above.
+    """
+    if in_simulated_time(config):
+        expected = "nothing in a deployment with oversample or deadline, which are of real time there"
+        raise ConfigError("devices", f"{expected} (sepal run and Flower's simulation take it)", config.devices)
+
+
 def _check_round(config: RunConfig) -> None:
     """Raise if the keys that say who is asked in a round, and how long it waits, do not go together."""
     clients_known = "clients" in config.model_fields_set or config.dataset not in ("folder", "hf")  # else owners
@@ -229,7 +273,7 @@ def _check_round(config: RunConfig) -> None:
         raise ConfigError("roster", "closed or open with clients-per-round = 0, which asks all", config.roster)
     if config.roster == "drawn" and config.novel_clients:
         raise ConfigError("roster", "closed or open with novel-clients, who are drawn from all", config.roster)
-    if config.deadline > config.timeout:
+    if config.deadline > config.timeout and not config.devices:  # then it is no time to wait
         raise ConfigError("deadline", f"at most timeout = {config.timeout:g}", config.deadline)
     clients = config.clients_per_round or config.clients
     if clients_known and clients and config.min_replies > clients:

@@ -26,7 +26,14 @@ from sepal.config.base import (
     marks,
     renewed,
 )
-from sepal.config.data import FolderSettings, HubSettings, OwnSettings, PartitionSettings, SplitSettings
+from sepal.config.data import (
+    DriftSettings,
+    FolderSettings,
+    HubSettings,
+    OwnSettings,
+    PartitionSettings,
+    SplitSettings,
+)
 from sepal.config.groups import (
     CapacitySettings,
     CompressSettings,
@@ -124,7 +131,8 @@ class RunConfig(Settings):
         ge=1,
         le=10,
         description="ask this multiple of clients-per-round to train, and take the first clients-per-round replies; "
-        "later ones are refused. It has no effect in process, where nobody is late",
+        "later ones are refused. It has no effect in process, where nobody is late; but with `devices` the fastest of "
+        "the profile count, in every simulation",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     novel_clients: float = Field(
@@ -346,7 +354,7 @@ class RunConfig(Settings):
         8.0,
         gt=0,
         le=1e6,
-        description="with secure = sum: largest change of an entry by a client; a client beyond it has diverged",
+        description="with secure = sum: largest change of an entry by a client; a client beyond it counts as unchanged",
     )
     secure_colluders: int = Field(
         1,
@@ -371,8 +379,16 @@ class RunConfig(Settings):
         0.0,
         ge=0,
         description="seconds after which a round needs only min-replies and goes on without the others; 0: never. It "
-        "does not apply in process and to the closing round",
+        "does not apply in process and to the closing round. With `devices`: seconds of simulated time, in every "
+        "simulation",
         json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
+    )
+    devices: str = Field(
+        "",
+        description="simulated time: a profile of the clients' devices, phones, phones-mobile, phones-classes or "
+        "hospitals, or your own as a TOML file (docs/simulated-time.md), on which oversample and deadline act; empty: "
+        "none",
+        json_schema_extra=marks(Mark.PATH, Mark.SERVER_ONLY),
     )
     max_message_bytes: int = Field(
         0,
@@ -411,6 +427,7 @@ class RunConfig(Settings):
         default_factory=PartitionSettings, json_schema_extra=marks(Mark.DATA, Mark.DIGESTED)
     )
     split: SplitSettings = Field(default_factory=SplitSettings, json_schema_extra=marks(Mark.DATA, Mark.DIGESTED))
+    drift: DriftSettings = Field(default_factory=DriftSettings, json_schema_extra=marks(Mark.DATA, Mark.DIGESTED))
     folder: FolderSettings = Field(default_factory=FolderSettings, json_schema_extra=marks(Mark.FILES, Mark.DIGESTED))
     hf: HubSettings = Field(default_factory=HubSettings, json_schema_extra=marks(Mark.FILES, Mark.DIGESTED))
     own: OwnSettings = Field(default_factory=OwnSettings, json_schema_extra=marks(Mark.DIGESTED))
@@ -479,6 +496,16 @@ class RunConfig(Settings):
         in_unit = ":" in self.task or (self.task == "regression" and self.target_scale != "client")
         unbounded = in_unit or self.optimizer != "sgd"
         return 0.0 if unbounded else GRADIENT_NORM
+
+    @property
+    def depends_on_rounds(self) -> str:
+        """What clients do in a round by the number of all rounds, in words; empty if nothing.
+
+        Then ``rounds`` is agreed on, and a run cannot be given more of them.
+        """
+        if self.schedule != "constant":
+            return f"the schedule of {self.schedule}"
+        return "drift.rounds = 0" if self.drift.name != "none" and not self.drift.rounds else ""
 
     def learning_rate(self, round: int, first: float | None = None) -> float:
         """Return the learning rate of ``round`` (from 1); ``first`` replaces ``lr`` as the rate of round 1.

@@ -3,6 +3,9 @@
 An entry is a directory named by the SHA-256 of its inputs. It is written under a temporary name and renamed when
 complete, so readers never see an incomplete entry. A lock prevents processes that start together from doing the same
 work. If locking or writing is not possible, each process prepares its own arrays in memory. No pickle is used.
+
+By default the cache is beside the data, and so it may come with data from elsewhere: an entry is read as a file of
+somebody else's, and whoever uses it checks what it says.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sepal.errors import StateError
+from sepal.storage.regular import TEXT, check_parts, is_regular, read_text
+
+_NAME = re.compile(r"[a-z]+\Z")  # of an array; another one might be a path
+_MOST = 4 * TEXT  # bytes of notes
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -28,21 +37,49 @@ def key_of(kind: str, *parts: object) -> str:
     return hashlib.sha256(json.dumps([kind, *parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read(entry: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """Return an entry's arrays (read-only memory maps) and its notes; None if it is missing or damaged."""
-    try:
-        notes = json.loads((entry / "notes.json").read_text(encoding="utf-8"))
-        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in notes["arrays"]}
-    except (OSError, ValueError, KeyError, EOFError, TypeError):
+def read(entry: Path, private: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """Return an entry's arrays (read-only memory maps) and its notes; None if it is missing or damaged.
+
+    So it is if it leads out of the cache, or has a pipe or a device, which might keep this process waiting; if
+    ``private``, also where somebody else has made the entry or the cache.
+    """
+    if private and not (_is_own(entry.parent) and _is_own(entry)):
         return None
-    return arrays, notes["notes"]
+    try:
+        path = entry / "notes.json"
+        text = read_text(path, _MOST, within=entry.parent)
+        check_parts(path, text)
+        stored = json.loads(text)
+        notes = stored["notes"]
+        paths = {name: entry / f"{name}.npy" for name in stored["arrays"]}
+        if not isinstance(notes, dict) or not all(map(_NAME.match, paths)):
+            return None
+        if not all(is_regular(path, entry.parent) for path in paths.values()):
+            return None
+        arrays = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}
+    except (OSError, ValueError, KeyError, EOFError, TypeError, RecursionError, StateError):
+        return None
+    return arrays, notes
+
+
+def _is_own(directory: Path) -> bool:
+    """Return whether nobody but this user, or the superuser, has made a directory."""
+    try:
+        return directory.stat().st_uid in {os.geteuid(), 0}
+    except (OSError, ValueError):
+        return False
 
 
 def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any], private: bool = False) -> bool:
-    """Write an entry unless it exists; if ``private``, for its owner alone. Return False if that is not possible."""
+    """Write an entry unless it exists; if ``private``, for its owner alone. Return False if that is not possible.
+
+    Nor is it, if ``private``, in a cache that somebody else has made.
+    """
     temporary: Path | None = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
+        if private and not _is_own(entry.parent):
+            return False
         temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name[:16]}-", dir=entry.parent))
         for name, array in arrays.items():
             with (temporary / f"{name}.npy").open("wb") as file:
@@ -53,7 +90,7 @@ def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any], private: bool =
             json.dumps({"arrays": sorted(arrays), "notes": dict(notes)}), encoding="utf-8"
         )
         temporary.chmod(0o700 if private else 0o755)
-        _put_in_place(temporary, entry)
+        _put_in_place(temporary, entry, private)
     except OSError:
         return False
     finally:
@@ -62,12 +99,12 @@ def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any], private: bool =
     return True
 
 
-def _put_in_place(temporary: Path, entry: Path) -> None:
+def _put_in_place(temporary: Path, entry: Path, private: bool) -> None:
     """Rename ``temporary`` to ``entry``. A damaged entry is replaced, a complete one is kept."""
     try:
         temporary.rename(entry)
     except OSError:
-        if read(entry) is not None:
+        if read(entry, private) is not None:
             return
         shutil.rmtree(entry, ignore_errors=True)
         temporary.rename(entry)
@@ -75,11 +112,15 @@ def _put_in_place(temporary: Path, entry: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(entry: Path) -> Iterator[None]:
-    """Hold an entry's lock. Has no effect if locking is not possible."""
+    """Hold an entry's lock. Has no effect if locking is not possible, or if the lock is a link or no file."""
+    lock = entry.parent / f".{entry.name}.lock"
     with contextlib.ExitStack() as stack:
+        if os.path.lexists(lock) and (lock.is_symlink() or not is_regular(lock)):
+            yield  # versions of filelock before 3.20.1 empty the file to which it leads
+            return
         with contextlib.suppress(OSError, NotImplementedError):
             from filelock import FileLock  # not needed by processes that only read
 
             entry.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(entry.parent / f".{entry.name}.lock"))
+            stack.enter_context(FileLock(lock))
         yield

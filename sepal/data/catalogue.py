@@ -15,6 +15,11 @@ from sepal.data.examples import DatasetInfo, InputKind
 PAD, UNKNOWN, SPECIALS = 0, 1, 2
 # Number of token ids (two special ones and the 9,998 most frequent words, as in Keras), and of tokens per review.
 IMDB_VOCABULARY, IMDB_LENGTH = 10_000, 256
+# AG News: tokens of an article's title and first sentences, which have some 40 words.
+AG_NEWS_VOCABULARY, AG_NEWS_LENGTH = 10_000, 128
+# Shakespeare: the letters of LEAF (models/utils/language_utils.py), in its order, and the length of a window.
+LETTERS = "\n !\"&'(),-.0123456789:;>?" + ascii_uppercase + "[]" + ascii_lowercase + "}"
+WINDOW = 80
 CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)
 
 
@@ -133,6 +138,40 @@ CATALOGUE: dict[str, DatasetInfo] = {
             _defaults("embedding-linear", 0.01, batch=64, epochs=1, rounds=100, optimizer="adam"),
             vocabulary=IMDB_VOCABULARY,
             class_names=("negative", "positive"),
+        ),
+        # Training as for IMDB; no paper of ours uses it.
+        DatasetInfo(
+            "ag-news",
+            4,
+            (AG_NEWS_LENGTH,),
+            "text",
+            False,
+            _defaults("embedding-linear", 0.01, batch=64, epochs=1, rounds=100, optimizer="adam"),
+            vocabulary=AG_NEWS_VOCABULARY,
+            class_names=("World", "Sports", "Business", "Sci/Tech"),
+        ),
+        # FedProx (Li et al., MLSys 2020), appendix C.2: lr .8, batch 10 (not checked again; LEAF's code has lr .0003).
+        # One epoch and 100 rounds are our choice. Classes are the 80 letters.
+        DatasetInfo(
+            "shakespeare",
+            len(LETTERS),
+            (WINDOW,),
+            "text",
+            True,
+            _defaults("shakespeare-lstm", 0.8, batch=10, epochs=1, rounds=100),
+            vocabulary=SPECIALS + len(LETTERS),
+            overlap=WINDOW - 1,
+        ),
+        # Ours. Mean and standard deviation are those that public code has for Tiny-ImageNet; not measured here.
+        DatasetInfo(
+            "tiny-imagenet",
+            200,
+            (3, 64, 64),
+            "image",
+            False,
+            _defaults("resnet18-gn", 0.05, batch=64, epochs=1, rounds=200),
+            mean=(0.4802, 0.4481, 0.3975),
+            std=(0.2770, 0.2691, 0.2821),
         ),
     )
 }

@@ -108,6 +108,8 @@ class DatasetInfo:
         notes: Lines to show when a run starts, such as files that were left out.
         labelled: Whether targets are class numbers, by which examples can be dealt to clients.
         inputs: What one example has, if that is several inputs; ``input_shape`` is then that of all side by side.
+        overlap: How many of an owner's next rows, in order, have readings of a row, too; 0: none, or only a few.
+            Parts are then cut at the end of each owner's rows, with so many rows between them.
     """
 
     name: str
@@ -126,6 +128,7 @@ class DatasetInfo:
     notes: tuple[str, ...] = ()
     labelled: bool = True
     inputs: tuple[Input, ...] = ()
+    overlap: int = 0
 
     @property
     def partition(self) -> Literal["natural", "dirichlet", "iid"]:

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from sepal.config import FolderReading, HubReading, RunConfig
 from sepal.data import cache
-from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
-from sepal.data.locations import cache_directory, data_directory
+from sepal.data.examples import ClientData, DatasetInfo, Examples, Index, Source
+from sepal.data.feature_noise import noise_level, noise_of, unit, with_noise
+from sepal.data.locations import cache_entry, data_directory
 from sepal.data.own import OWN, OwnData, own_info
 from sepal.data.schema import FILE, parsed, reading, schema_of
-from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
+from sepal.data.sources import FILES, FOLDER, HUB, LAYOUT, folder_key, info, load, version
 from sepal.data.sources.images import COMMON_SIZE, MixedSizesError, left_as_they_are
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
@@ -30,7 +31,8 @@ from sepal.rng import derive
 from sepal.tasks.learning import CLASSIFICATION
 from sepal.tasks.making import targets_of
 
-RULES = 2  # increase when a partition or split rule changes, to invalidate cached parts
+PARTS = ("train", "validation", "test")
+RULES = 3  # increase when a partition or split rule changes, to invalidate cached parts
 
 
 class FederatedData(Protocol):
@@ -126,7 +128,7 @@ class DealtData:
 
     def whole(self) -> DealtData:
         """Return the data of a machine that is one client with all of its files."""
-        partition = self.spec.partition.model_copy(update={"name": "iid"})
+        partition = self.spec.partition.model_copy(update={"name": "iid", "noise": 0.0})
         return replace(self, spec=replace(self.spec, partition=partition), private="its files are those of one client")
 
     def client(self, number: int, clients: int, name: str) -> ClientData:
@@ -154,6 +156,19 @@ class DealtData:
         source, (rows, ends) = load(spec.dataset, spec.data_dir, spec.folder), _table(spec)
         parts = (source.y[np.asarray(rows[ends[3 * k] : ends[3 * k + 1]])] for k in range(clients))
         return np.array([np.bincount(part, minlength=self.info.classes) for part in parts], np.int64)
+
+    def domains(self, clients: int) -> tuple[int, ...]:
+        """Return the number of each client's domain, of the sorted ones from 0; empty if they are not dealt by domains.
+
+        Raises:
+            DataError: The source or the partition is unusable.
+        """
+        if self.spec.partition.name != "domain":
+            return ()
+        from sepal.data.splitting import client_domains
+
+        spec = replace(self.spec, clients=clients)
+        return client_domains(spec, load(spec.dataset, spec.data_dir, spec.folder))
 
     def left_out(self, clients: int) -> tuple[str, ...]:
         """Return lines that count the examples that are with no client, and the clients that lack a part."""
@@ -286,16 +301,22 @@ def _as_stored(spec: DataSpec, client: int) -> ClientData:
         raise DataError("client", f"a number from 0 to {spec.clients - 1}", client)
     source = load(spec.dataset, spec.data_dir, spec.folder)
     rows, ends = _table(spec)
-    train, validation, test = (
-        source.take(np.asarray(rows[ends[k] : ends[k + 1]])) for k in range(3 * client, 3 * client + 3)
-    )
+    parts = [source.take(np.asarray(rows[ends[k] : ends[k + 1]])) for k in range(3 * client, 3 * client + 3)]
+    if spec.partition.noise:
+        strength = noise_level(spec.partition.noise, client, spec.clients) * unit(source)
+        parts = [
+            with_noise(part, noise_of(spec.data_seed, client, name, part.x), strength)
+            for part, name in zip(parts, PARTS, strict=True)
+        ]
+    train, validation, test = parts
     return ClientData(train, validation, test)
 
 
 def pooled_test(spec: DataSpec, count: int = 0, seed: int = 0) -> Examples:
     """Return distinct test examples of all clients, for the pooled view and for test-time shift.
 
-    Those of a table are as in the file: each client standardises them as its own (:attr:`ClientData.scale`).
+    With ``partition.noise`` each has its client's noise; one that several clients have, that of the first. Those of a
+    table are as in the file: each client standardises them as its own (:attr:`ClientData.scale`).
 
     Args:
         spec: Partition and split.
@@ -307,14 +328,34 @@ def pooled_test(spec: DataSpec, count: int = 0, seed: int = 0) -> Examples:
     tests = np.unique(np.concatenate([rows[ends[k] : ends[k + 1]] for k in range(2, 3 * spec.clients, 3)]))
     if 0 < count < len(tests):
         tests = np.sort(derive(seed, "pooled-test").permutation(tests)[:count])
-    return load(spec.dataset, spec.data_dir, spec.folder).take(tests)
+    source = load(spec.dataset, spec.data_dir, spec.folder)
+    examples = source.take(tests)
+    return _with_owners_noise(spec, source, examples, tests) if spec.partition.noise else examples
+
+
+def _with_owners_noise(spec: DataSpec, source: Source, examples: Examples, tests: Index) -> Examples:
+    """Return test examples, of the rows ``tests`` (sorted), with the noise that they have with their clients."""
+    rows, ends = _table(spec)
+    x, strength = examples.x, unit(source)  # `take` has made it for us alone
+    pending = np.ones(len(tests), bool)
+    for client in range(spec.clients):
+        client_rows = np.asarray(rows[ends[3 * client + 2] : ends[3 * client + 3]])
+        places = np.flatnonzero(pending & np.isin(tests, client_rows))
+        if not len(places):
+            continue
+        numbers = noise_of(spec.data_seed, client, PARTS[2], np.broadcast_to(x[:1], (len(client_rows), *x.shape[1:])))
+        level = noise_level(spec.partition.noise, client, spec.clients)
+        chosen = numbers[np.searchsorted(client_rows, tests[places])]
+        x[places] = with_noise(Examples(x[places], examples.y[places]), chosen, level * strength).x
+        pending[places] = False
+    return Examples(x, examples.y)
 
 
 def _entry(spec: DataSpec, state: str) -> Path:
-    settings = (spec.partition.model_dump(mode="json"), spec.split.model_dump(mode="json"))
+    settings = (spec.partition.model_dump(mode="json", exclude={"noise"}), spec.split.model_dump(mode="json"))
     folder = folder_key(spec.dataset, spec.folder)
     key = cache.key_of("parts", LAYOUT, RULES, spec.dataset, state, *settings, spec.clients, spec.data_seed, *folder)
-    return cache_directory(data_directory(spec.data_dir)) / key
+    return cache_entry(data_directory(spec.data_dir), key)
 
 
 def _table(spec: DataSpec) -> Table:
@@ -340,7 +381,8 @@ def _remembered(spec: DataSpec, state: str) -> Table | DataError:
             rows, ends = _compute_table(spec)
         except DataError as error:  # every client of this process would draw the same in vain
             return error
-        cache.write(entry, {"rows": rows, "ends": ends}, {"dataset": spec.dataset, "clients": spec.clients})
+        facts = {"dataset": spec.dataset, "clients": spec.clients}
+        cache.write(entry, {"rows": rows, "ends": ends}, facts, private=spec.dataset in FILES)
     return rows, ends
 
 
@@ -353,8 +395,13 @@ def _compute_table(spec: DataSpec) -> Table:
 
 
 def _from_cache(entry: Path, spec: DataSpec) -> Table | None:
-    cached = cache.read(entry)
+    cached = cache.read(entry, private=spec.dataset in FILES)  # by which somebody else would choose who has what
     if cached is None or {"rows", "ends"} - set(cached[0]):
         return None
     rows, ends = cached[0]["rows"], np.asarray(cached[0]["ends"])
-    return (rows, ends) if ends.shape == (3 * spec.clients + 1,) and ends[-1] == len(rows) else None
+    if rows.ndim != 1 or ends.shape != (3 * spec.clients + 1,) or {rows.dtype.kind, ends.dtype.kind} - set("ui"):
+        return None
+    if ends[0] != 0 or ends[-1] != len(rows) or (ends[1:] < ends[:-1]).any():
+        return None
+    many = len(load(spec.dataset, spec.data_dir, spec.folder).x)
+    return (rows, ends) if rows.size and rows.min() >= 0 and rows.max() < many else None

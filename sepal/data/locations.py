@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from sepal.errors import DataError
-from sepal.storage.regular import expanded
+from sepal.storage.regular import expanded, is_inside
 
 
 def data_directory(data_dir: str | Path) -> Path:
@@ -42,6 +42,20 @@ def cache_directory(data_dir: Path) -> Path:
     """
     chosen = os.environ.get("SEPAL_CACHE")
     return expanded("SEPAL_CACHE", chosen, DataError).absolute() if chosen else home_of(data_dir) / ".sepal-cache"
+
+
+def cache_entry(data_dir: Path, key: str) -> Path:
+    """Return the directory of the entry ``key`` in the cache of data.
+
+    Raises:
+        DataError: As :func:`cache_directory`; or the cache beside the data, which may be from elsewhere, is a link that
+            leads out of their directory.
+    """
+    directory, home = cache_directory(data_dir), home_of(data_dir)
+    if not os.environ.get("SEPAL_CACHE") and os.path.islink(directory) and not is_inside(directory, home):
+        expected = f"a directory in {home}, or another one in SEPAL_CACHE"
+        raise DataError(str(directory), expected, "a link that leads out of it")
+    return directory / key
 
 
 def home_of(data_dir: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 
 from sepal.config import PartitionSettings
 from sepal.data.examples import Index, Labels
+from sepal.data.sampling import round_quotas
 from sepal.errors import DataError
 from sepal.rng import derive, derive_seed
 
 _DIRICHLET_DRAWS = 200  # draws before giving up on min-examples
-_CLASSES_DRAWN = 1_000_000  # of all these draws together: each class takes some 20 µs, and a planted table has many
+CLASSES_DRAWN = 1_000_000  # of all these draws together: each class takes some 20 µs, and a planted table has many
 _TWO_CLASS_TOLERANCE = 0.05  # accepted deviation of the large clients' share from .5
 
 
@@ -46,7 +48,7 @@ def deal(rule: Rule, labels: Labels, natural: NDArray[Any] | None = None) -> lis
     Args:
         rule: The rule; the result depends on it and on the labels (or people) only.
         labels: int64 (n,).
-        natural: The person of each row (n,), for the rule ``natural``.
+        natural: The person of each row (n,), for the rule ``natural``; the domain, for the rule ``domain``.
 
     Raises:
         DataError: The rule leaves a client without data.
@@ -55,8 +57,12 @@ def deal(rule: Rule, labels: Labels, natural: NDArray[Any] | None = None) -> lis
         raise DataError("clients", f"at most as many as examples ({len(labels)})", rule.clients)
     if rule.settings.name == "natural":
         return deal_by_person(people(rule, natural), natural)
+    if rule.settings.name == "domain":
+        return _by_domain(rule, labels, natural)
     if rule.settings.name == "dirichlet":
         return _dirichlet(rule, labels)
+    if rule.settings.name == "quantity-skew":
+        return _checked(_cut_at(rule, quantity_sizes(rule, len(labels))), len(labels))
     parts = _dealt(rule, labels)
     if rule.settings.name == "two-class":
         _check_two_class(parts, labels)
@@ -111,10 +117,87 @@ def _rows(partitioner: Any, number: int) -> Index:
     return np.asarray(partitioner.load_partition(number).with_format("numpy")["row"][:], dtype=np.int64)
 
 
+def domain_clients(rule: Rule, natural: NDArray[Any] | None) -> list[tuple[Any, range]]:
+    """Return each domain, sorted, with the numbers of its clients: client k has domain k mod (number of domains).
+
+    Raises:
+        DataError: The source names no domains, or there are more of them than clients.
+    """
+    if natural is None:
+        expected = "a rule other than domain, for a data set without a column of domains (folder.person, hf.person)"
+        raise DataError("partition.name", expected, "domain")
+    names = np.unique(natural)
+    if len(names) > rule.clients:
+        expected = f"at least {len(names)}, one for each domain (partition.name = domain)"
+        raise DataError("clients", expected, rule.clients)
+    return [(name, range(number, rule.clients, len(names))) for number, name in enumerate(names)]
+
+
+def within_domain(rule: Rule, number: int, clients: int) -> Rule:
+    """Return the rule by which the examples of domain ``number`` are dealt to its clients."""
+    settings = rule.settings.model_copy(update={"name": rule.settings.within})
+    return Rule(settings, clients, rule.seed, f"{rule.part}, domain {number}")
+
+
+def _by_domain(rule: Rule, labels: Labels, natural: NDArray[Any] | None) -> list[Index]:
+    """Deal the examples of each domain to its clients."""
+    parts = [np.empty(0, np.int64)] * rule.clients
+    for number, (domain, clients) in enumerate(domain_clients(rule, natural)):
+        rows = np.flatnonzero(np.asarray(natural) == domain)
+        if len(rows) < len(clients):
+            expected = "fewer: each domain needs an example for each of its clients (partition.name = domain)"
+            raise DataError("clients", expected, f"{rule.clients}, {len(clients)} of a domain with {len(rows)}")
+        dealt = deal(within_domain(rule, number, len(clients)), labels[rows])
+        for client, part in zip(clients, dealt, strict=True):
+            parts[client] = rows[part]
+    return _checked(parts, len(labels))
+
+
+def quantity_sizes(rule: Rule, count: int) -> Index:
+    """Return how many of ``count`` examples each client has: ``min-examples`` each, and the rest by q ~ Dir(β).
+
+    Li et al., ICDE 2022 (arXiv 2102.02079), redraw q until each client has ten examples. For β = .5, ten clients and
+    6,000 examples that discards two of three draws, so the shares are no longer those of Dir(β), and at β = .1 it does
+    not end.
+
+    Raises:
+        DataError: There are not enough examples.
+    """
+    least = rule.settings.min_examples
+    if least * rule.clients > count:
+        expected = f"at most {count // rule.clients}: {count} examples for {rule.clients} clients"
+        raise DataError("partition.min-examples", expected, least)
+    return _sizes(quantity_shares(rule), count, least)
+
+
+def quantity_shares(rule: Rule) -> NDArray[np.float64]:
+    """Return q ~ Dir(β), float64 (clients,), which sums to 1."""
+    shares: NDArray[np.float64] = derive(rule.seed, "partition-quantity").dirichlet(
+        np.full(rule.clients, rule.settings.beta)
+    )
+    return shares
+
+
+def deal_like(rule: Rule, sizes: Sequence[int], count: int) -> list[Index]:
+    """Return rows of ``count`` at random for each client, in proportion to ``sizes``; one at least if that can be."""
+    return _cut_at(rule, _sizes(np.array(sizes) / sum(sizes), count, int(count >= rule.clients)))
+
+
+def _sizes(shares: NDArray[np.float64], count: int, least: int) -> Index:
+    """Return ``least`` for each client and its share of the rest, which sum to ``count``."""
+    return least + round_quotas(shares * (count - least * len(shares)))
+
+
+def _cut_at(rule: Rule, sizes: Index) -> list[Index]:
+    """Deal rows at random, so many to each client."""
+    order = derive(rule.seed, "partition-order", rule.part, 0).permutation(int(sizes.sum()))
+    return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+
 def _dirichlet(rule: Rule, labels: Labels) -> list[Index]:
     """Draw until every client has ``min-examples``; flwr-datasets' own loop gives up after ten draws."""
     counts = np.unique(labels, return_counts=True)[1]
-    most = max(1, min(_DIRICHLET_DRAWS, _CLASSES_DRAWN // len(counts)))
+    most = max(1, min(_DIRICHLET_DRAWS, CLASSES_DRAWN // len(counts)))
     for draw in range(most):
         if dirichlet_sizes(rule, counts, draw).min() >= rule.settings.min_examples:
             return _checked(_dealt(rule, labels, draw), len(labels))  # half a second for 60,000 examples
@@ -166,7 +249,7 @@ def _dealt(rule: Rule, labels: Labels, draw: int = 0) -> list[Index]:
 def _partitioner(rule: Rule, seed: int) -> Any:
     from flwr_datasets import partitioner as flower
 
-    from sepal.data.partitioners import LambdaMixPartitioner, TwoClassPartitioner
+    from sepal.data.partitioners import ExtendedDirichletPartitioner, LambdaMixPartitioner, TwoClassPartitioner
 
     settings, clients = rule.settings, rule.clients
     match settings.name:
@@ -176,6 +259,9 @@ def _partitioner(rule: Rule, seed: int) -> Any:
             return flower.DirichletPartitioner(
                 clients, "label", settings.alpha, min_partition_size=0, self_balancing=False, shuffle=False, seed=seed
             )
+        case "extended-dirichlet":
+            least = settings.min_examples
+            return ExtendedDirichletPartitioner(clients, "label", settings.classes, settings.alpha, least, seed)
         case "pathological":  # first classes in turn, so that every class is used if there are enough clients
             return flower.PathologicalPartitioner(
                 clients, "label", settings.classes, "first-deterministic", shuffle=False, seed=seed

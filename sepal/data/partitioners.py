@@ -1,5 +1,6 @@
-"""Two rules that flwr-datasets lacks, as ``Partitioner`` subclasses. Importing this module imports flwr-datasets.
+"""Rules that flwr-datasets lacks, as ``Partitioner`` subclasses. Importing this module imports flwr-datasets.
 
+- :class:`ExtendedDirichletPartitioner`: ExDir(C, α), Li and Lyu, NeurIPS 2023.
 - :class:`LambdaMixPartitioner`: FedPSE, appendix C.1.
 - :class:`TwoClassPartitioner`: DM-PFL, appendix A.1.3 ("pathological distribution").
 """
@@ -12,7 +13,12 @@ from flwr_datasets.partitioner import Partitioner
 from numpy.typing import NDArray
 
 from sepal.data.examples import Index, Labels
+from sepal.data.partition import CLASSES_DRAWN
 from sepal.data.sampling import draw_by_class
+from sepal.errors import DataError
+
+MOST_DRAWS = 1_000  # of shares, before giving up
+_NUMBERS_DRAWN = 50_000_000  # in all draws together, of classes or of shares: a second to ten
 
 
 class _IndexPartitioner(Partitioner):  # type: ignore[misc]  # flwr_datasets ships no types
@@ -37,6 +43,92 @@ class _IndexPartitioner(Partitioner):  # type: ignore[misc]  # flwr_datasets shi
     def _deal(self, labels: Labels) -> list[Index]:
         """Return the rows of each partition; ``labels`` is int64 (n,)."""
         raise NotImplementedError
+
+
+class ExtendedDirichletPartitioner(_IndexPartitioner):
+    """ExDir(C, α): each client may have C classes, drawn at random; each class is dealt to its owners by Dir(α).
+
+    Li and Lyu, NeurIPS 2023 (arXiv 2311.03154), and the authors' ``liyipeng00/convergence``, commit 5972d5c,
+    ``sim/data/partition.py``, lines 230-295. As there, classes are drawn again until each has max(⌊C·N/L⌋ // 5, 1)
+    owners; a client that already has n/N examples gets none of further classes; what rounding leaves goes to the last
+    owner; and shares are drawn again until each client has ``least`` examples. C = L is the balanced Dirichlet of
+    NIID-Bench.
+
+    Deviations: where all owners of a class have n/N examples, the class is dealt to them by their shares alone (there,
+    the shares become NaN). Shares are drawn for the owners alone, which has the same law as to draw them for all
+    clients, set those of others to 0 and divide by the sum.
+
+    Args:
+        num_partitions: Number of clients N.
+        partition_by: Name of the label column; L is the number of its different labels.
+        classes: C, at most L.
+        alpha: α.
+        least: Smallest number of examples of a client.
+        seed: Seed of classes, shares and rows.
+    """
+
+    def __init__(
+        self, num_partitions: int, partition_by: str, classes: int, alpha: float, least: int, seed: int
+    ) -> None:
+        super().__init__(num_partitions, partition_by, seed)
+        self._classes, self._alpha, self._least = classes, alpha, least
+
+    def _deal(self, labels: Labels) -> list[Index]:
+        names, codes = np.unique(labels, return_inverse=True)
+        sizes = np.bincount(codes)
+        if self._classes > len(names):
+            raise DataError("partition.classes", f"at most the {len(names)} classes of the examples", self._classes)
+        counts = self._counts(self._owners(len(names)), sizes)
+        parts: list[list[Index]] = [[] for _ in range(self._partitions)]
+        for c in range(len(names)):
+            rows = self._rng.permutation(np.flatnonzero(codes == c))
+            for client, piece in enumerate(np.split(rows, np.cumsum(counts[:, c])[:-1])):
+                parts[client].append(piece)
+        return [np.concatenate(pieces) for pieces in parts]
+
+    def _owners(self, classes: int) -> NDArray[np.bool_]:
+        """Draw who may have which class, (clients, classes), until each class has enough owners."""
+        enough = max(self._classes * self._partitions // classes // 5, 1)
+        draws = max(1, _NUMBERS_DRAWN // (self._partitions * classes))  # C = 1, N = L = 10: one of 2,756 has enough
+        possible = self._classes * self._partitions >= enough * classes
+        for _ in range(draws if possible else 0):
+            order = self._rng.random((self._partitions, classes)).argsort(axis=1)
+            owned = order < self._classes  # each row of `order` is a permutation: C places hold a number below C
+            if owned.sum(axis=0).min() >= enough:
+                return owned
+        raise DataError(
+            "partition.classes",
+            f"{self._partitions} clients with {self._classes} classes each to be enough for {enough} "
+            f"owner{'s' * (enough > 1)} of each of the {classes} classes (raise it, or clients)",
+            f"none in {draws} draws" if possible else f"{self._classes * self._partitions} owners in all",
+        )
+
+    def _counts(self, owned: NDArray[np.bool_], sizes: Labels) -> NDArray[np.int64]:
+        """Draw how many examples of each class each client has, (clients, classes); columns sum to ``sizes``."""
+        examples = int(sizes.sum())
+        full, possible = examples / self._partitions, examples >= self._least * self._partitions
+        draws = max(1, min(MOST_DRAWS, CLASSES_DRAWN // len(sizes), _NUMBERS_DRAWN // (self._partitions * len(sizes))))
+        for _ in range(draws if possible else 0):
+            counts = np.zeros(owned.shape, np.int64)
+            held = np.zeros(self._partitions, np.int64)
+            for c, size in enumerate(sizes):
+                owners = np.flatnonzero(owned[:, c])
+                open_owners = owners[held[owners] < full]
+                owners = open_owners if len(open_owners) else owners
+                shares = self._rng.dirichlet(np.full(len(owners), self._alpha))
+                ends = (np.cumsum(shares)[:-1] * size).astype(np.int64)
+                counts[owners, c] = np.diff(ends, prepend=0, append=size)
+                held += counts[:, c]
+            if held.min() >= self._least:
+                return counts
+        raise DataError(
+            "partition.min-examples",
+            f"{examples} examples to be enough for {self._partitions} clients with {self._least} each (lower "
+            "clients or partition.min-examples, or raise partition.alpha or partition.classes)",
+            f"none in {draws} draws of ExDir({self._classes}, {self._alpha:g}) with so many for each"
+            if possible
+            else f"{self._least * self._partitions} that they need",
+        )
 
 
 class LambdaMixPartitioner(_IndexPartitioner):

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.data.examples import Index, Labels, Source
-from sepal.data.partition import Rule, able, deal, deal_by_person, people
+from sepal.data.partition import (
+    Rule,
+    able,
+    deal,
+    deal_by_person,
+    deal_like,
+    domain_clients,
+    people,
+    within_domain,
+)
 from sepal.data.sampling import draw_by_class, round_quotas
 from sepal.data.spec import DataSpec
 from sepal.errors import DataError
@@ -44,21 +53,24 @@ def split(spec: DataSpec, source: Source) -> list[ClientRows]:
         raise DataError("split.by", "random where the source has a test part, or split.test-fraction above 0", "time")
     if spec.split.test_of_labels and not own_test:
         raise DataError("split.test-of-labels", "a source with a test part of its own", spec.dataset)
+    if source.info.overlap and spec.partition.name != "natural":  # neighbours would be with several clients
+        expected = f"natural for {spec.dataset}, whose rows overlap with the next {source.info.overlap} of their owner"
+        raise DataError("partition.name", expected, spec.partition.name)
     rows, validation_rows, test_rows = _drawn(spec, source, own_test)
     natural = None if source.natural is None else source.natural[rows]
     dealt = whole = [rows[part] for part in deal(_rule(spec), source.labels[rows], natural)]
     if own_test:
-        tests = _following(spec, source, rows, test_rows, dealt)
+        tests = _following(spec, source, rows, test_rows, dealt, "test")
     else:
-        pairs = [_cut(spec, source.labels, part, client) for client, part in enumerate(dealt)]
+        pairs = [_cut(spec, source, part, client) for client, part in enumerate(dealt)]
         dealt, tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if not any(map(len, tests)):
         raise DataError("partition", "test examples for a client, of two or more examples of its own", "none for any")
     if len(validation_rows):
-        validation_parts = _in_proportion(spec, source, rows, validation_rows, whole, "validation-rows")
+        validation_parts = _following(spec, source, rows, validation_rows, whole, "validation")
         return [ClientRows(*parts) for parts in zip(dealt, validation_parts, tests, strict=True)]
     return [
-        ClientRows(*_validation(spec, source.labels, train, client), test)
+        ClientRows(*_validation(spec, source, train, client), test)
         for client, (train, test) in enumerate(zip(dealt, tests, strict=True))
     ]
 
@@ -80,6 +92,17 @@ def dealt_owners(spec: DataSpec, source: Source) -> NDArray[Any]:
         DataError: There are fewer than clients.
     """
     return people(_rule(spec), _owners(spec, source))
+
+
+def client_domains(spec: DataSpec, source: Source) -> tuple[int, ...]:
+    """Return the number of each client's domain, of the sorted ones from 0, by the rule ``domain``.
+
+    Raises:
+        DataError: The source names no domains, or there are more of them than clients.
+    """
+    owners = None if source.natural is None else _owners(spec, source)
+    count = len(domain_clients(_rule(spec), owners))
+    return tuple(client % count for client in range(spec.clients))
 
 
 def _owners(spec: DataSpec, source: Source) -> NDArray[Any]:
@@ -117,23 +140,51 @@ def _drawn(spec: DataSpec, source: Source, own_test: bool) -> tuple[Index, Index
     return kept, validation[draw_by_class(source.labels[validation], kept_validation, draw)], tests
 
 
-def _following(spec: DataSpec, source: Source, rows: Index, test_rows: Index, dealt: list[Index]) -> list[Index]:
-    """Return test parts from the source's own test rows that match the train parts.
+def _following(
+    spec: DataSpec, source: Source, rows: Index, own_rows: Index, dealt: list[Index], part: str
+) -> list[Index]:
+    """Return test or validation parts (``part``) from the source's own rows for it that match the train parts.
 
-    IID and λ-mix: the same rule (FedPSE C.1). Natural: the same people. Otherwise: each class is distributed in
-    proportion to the clients' training rows. With ``split.test-of-labels``: all test rows with the client's labels.
+    IID and λ-mix: the same rule (FedPSE C.1). Natural: the same people. Quantity skew: at random, in proportion to the
+    clients' training rows. Domain: of each domain, by the rule within. Otherwise: each class is distributed in
+    proportion to the clients' training rows, as are fewer validation rows than clients. With ``split.test-of-labels``:
+    all test rows with the client's labels.
     """
-    labels = source.labels[test_rows]
-    if spec.split.test_of_labels:  # Sub-FedAvg 4.1
-        tests = [test_rows[np.isin(labels, source.labels[part])] for part in dealt]
-    elif spec.partition.name in ("iid", "lambda-mix"):
-        tests = [test_rows[part] for part in deal(_rule(spec, "test"), labels)]
-    elif spec.partition.name == "natural" and source.natural is not None:
+    labels, rule = source.labels[own_rows], _rule(spec, part)
+    if part == "test" and spec.split.test_of_labels:  # Sub-FedAvg 4.1
+        return [own_rows[np.isin(labels, source.labels[client_rows])] for client_rows in dealt]
+    if spec.partition.name == "natural" and source.natural is not None:
         ids = people(_rule(spec), source.natural[rows])
-        tests = [test_rows[part] for part in deal_by_person(ids, source.natural[test_rows])]
+        places = deal_by_person(ids, source.natural[own_rows])
+    elif spec.partition.name == "quantity-skew":
+        places = deal_like(rule, list(map(len, dealt)), len(own_rows))
+    elif spec.partition.name == "domain" and source.natural is not None:
+        return _following_domains(spec, source, rows, own_rows, dealt, part)
+    elif spec.partition.name in ("iid", "lambda-mix") and (part == "test" or len(own_rows) >= spec.clients):
+        places = deal(rule, labels)
     else:
-        tests = _in_proportion(spec, source, rows, test_rows, dealt, "test-rows")
-    return tests
+        return _in_proportion(spec, source, rows, own_rows, dealt, f"{part}-rows")
+    return [own_rows[client_places] for client_places in places]
+
+
+def _following_domains(
+    spec: DataSpec, source: Source, rows: Index, own_rows: Index, dealt: list[Index], part: str
+) -> list[Index]:
+    """Return parts from the own rows of each client's domain; a domain without training rows is left out."""
+    natural = np.asarray(source.natural)
+    followers = [own_rows[:0]] * len(dealt)
+    for number, (domain, clients) in enumerate(domain_clients(_rule(spec), natural[rows])):
+        of_domain = own_rows[natural[own_rows] == domain]
+        trained = [dealt[client] for client in clients]
+        if spec.partition.within == "iid":
+            rule = within_domain(_rule(spec, part), number, len(clients))
+            following = [of_domain[places] for places in deal_like(rule, list(map(len, trained)), len(of_domain))]
+        else:
+            domain_rows = rows[natural[rows] == domain]
+            following = _in_proportion(spec, source, domain_rows, of_domain, trained, f"{part}-rows, domain {number}")
+        for client, client_rows in zip(clients, following, strict=True):
+            followers[client] = client_rows
+    return followers
 
 
 def _in_proportion(
@@ -175,26 +226,47 @@ def _give_one(counts: Index, label_counts: Index, client: int, available: Index)
             return
 
 
-def _cut(spec: DataSpec, labels: Labels, part: Index, client: int) -> tuple[Index, Index]:
+def _cut(spec: DataSpec, source: Source, part: Index, client: int) -> tuple[Index, Index]:
     """Split off ``split.test-fraction`` of a client's rows: (training part, test part); a single row is trained on."""
     if len(part) < 2:
         return part, part[:0]
     fraction = spec.split.test_fraction or FALLBACK_TEST_FRACTION
+    if source.info.overlap:
+        return end_of_rows(part, fraction, source.info.overlap)
     if spec.split.by == "time":
-        return last_of_each_label(part, labels, fraction)
+        return last_of_each_label(part, source.labels, fraction)
     count = min(max(1, round(fraction * len(part))), len(part) - 1)
     order = derive(spec.data_seed, "split-test", client).permutation(part)
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def _validation(spec: DataSpec, labels: Labels, part: Index, client: int) -> tuple[Index, Index]:
+def _validation(spec: DataSpec, source: Source, part: Index, client: int) -> tuple[Index, Index]:
     """Split off ``split.validation`` of a client's training part: at least one row if above 0, and never all."""
     fraction = spec.split.validation
+    if fraction > 0 and source.info.overlap:
+        return end_of_rows(part, fraction, source.info.overlap)
     if fraction > 0 and spec.split.by == "time":
-        return last_of_each_label(part, labels, fraction)
+        return last_of_each_label(part, source.labels, fraction)
     count = min(max(1, round(fraction * len(part))), len(part) - 1) if fraction > 0 else 0
     order = derive(spec.data_seed, "split-validation", client).permutation(part)
     return np.sort(order[count:]), np.sort(order[:count])
+
+
+def end_of_rows(part: Index, fraction: float, gap: int) -> tuple[Index, Index]:
+    """Split off the last rows of one owner: (rest, split-off part), both sorted; ``gap`` rows between are in neither.
+
+    Nothing is split off if nothing would be left over. As LEAF's Shakespeare (Caldas et al. 2018, ``split_data.py``),
+    whose test part begins 79 windows after the training part.
+
+    Args:
+        part: The owner's rows, int64. Rows that ``partition.subsample`` has left out make the gap only wider.
+        fraction: Of the rows, rounded; at least one row.
+        gap: :attr:`sepal.data.examples.DatasetInfo.overlap`.
+    """
+    rows = np.sort(part)
+    count = max(1, round(fraction * len(rows)))
+    rest = rows[: max(0, len(rows) - count - gap)]
+    return (rest, rows[len(rows) - count :]) if len(rest) else (rows, rows[:0])
 
 
 def last_of_each_label(part: Index, labels: Labels, fraction: float) -> tuple[Index, Index]:

@@ -19,8 +19,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
+import os
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -28,6 +31,8 @@ from sepal.errors import SepalError
 from sepal.flower.admission import MOST_CALL, limit
 from sepal.flower.pauses import forgive_pauses
 from sepal.flower.versions import require_supported, speaks_http, unchanged
+from sepal.operation.expiry import check_not_expired, expiry
+from sepal.operation.figures import CERTIFICATES
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -166,10 +171,26 @@ def options(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return chosen.door, flower_options
 
 
+def check_certificates(flower_options: Sequence[str]) -> None:
+    """Refuse certificates that have expired; the ServerApp, which inherits the environment, shows the others' dates.
+
+    Raises:
+        ConfigError: One has expired.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--ssl-certfile", type=Path, default=Path())
+    parser.add_argument("--ssl-ca-certfile", type=Path, default=Path())
+    chosen, _ = parser.parse_known_args(flower_options)
+    files = [file for file in (chosen.ssl_certfile, chosen.ssl_ca_certfile) if file.is_file()]  # Flower names others
+    check_not_expired(files)
+    os.environ[CERTIFICATES] = json.dumps({file.name: expiry(file).timestamp() for file in files})
+
+
 def main() -> None:
     """Run the SuperLink in this process."""
     require_supported()
     door, arguments = options(sys.argv[1:])
+    check_certificates(arguments)
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     if not speaks_http():
         limit(module)

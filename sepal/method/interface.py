@@ -16,12 +16,12 @@ import importlib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
 from sepal.errors import ConfigError, ModelError
-from sepal.layout import Layout
+from sepal.layout import Layout, Parameter
 from sepal.method import capabilities
 from sepal.method.readers import Reader
 from sepal.tasks.builtin import BY_CLASS
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from sepal.config import RunConfig, Settings
     from sepal.method.algorithms import ClientAlgorithm, ServerAlgorithm
 from sepal.protocol.types import Scalar, Weights
+
+A = TypeVar("A")
 
 
 def _no_module() -> nn.Module:
@@ -221,12 +223,20 @@ class Method:
     def make_server(self, setup: RunSetup) -> ServerAlgorithm[Any]:
         """Return the server algorithm for ``setup``."""
         factory: ServerFactory = resolve(self.server)
-        return factory(setup)
+        return _with_tensors(factory(setup))
 
     def make_client(self, setup: RunSetup, trainer: Any) -> ClientAlgorithm[Any]:
         """Return the client algorithm for ``setup``, over its own data."""
         factory: ClientFactory = resolve(self.client)
-        return factory(setup, trainer)
+        return _with_tensors(factory(setup, trainer))
+
+
+def _with_tensors(algorithm: A) -> A:
+    """Return an algorithm whose ``shared``, if it has one, returns tensors of the layout."""
+    for part in algorithm.shared() if hasattr(algorithm, "shared") else ():
+        if not isinstance(part, Parameter):
+            raise ConfigError("method", f"{type(algorithm).__name__}.shared to return tensors of self.layout", part)
+    return algorithm
 
 
 def _returned(function: Callable[..., Any]) -> type:

@@ -8,13 +8,14 @@ goes on where it was.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, SepalError
 
 DAY = 86400.0
 WARN_DAYS = (30, 7, 1)
@@ -109,3 +110,27 @@ class ExpiryWatch:
     def end(self) -> None:
         """Look no more."""
         self._ended.set()
+
+
+@contextmanager
+def watched(certificates: Sequence[Path], tell: Callable[[str], None]) -> Iterator[None]:
+    """Refuse certificates that have expired, and warn of those that will, for as long as the block takes.
+
+    Args:
+        certificates: Those of a server, in PEM.
+        tell: Called with each warning.
+
+    Raises:
+        ConfigError: One has expired: before the block, or in the place of an error that ended it. All that Flower says
+            of a SuperLink whose certificate has expired is that it cannot be reached.
+    """
+    check_not_expired(certificates)
+    watch = ExpiryWatch(certificates, tell)
+    watch.start()
+    try:
+        yield
+    except SepalError:
+        check_not_expired(certificates)
+        raise
+    finally:
+        watch.end()

@@ -70,7 +70,7 @@ SENTENCES: Mapping[Word, str] = {
 AWAY = frozenset({Word.NO_ROOM, Word.NOT_WRITABLE})  # what ends by itself: such a client is away, and asked again
 # Options of a node that are no keys of a run.
 NODE_KEYS = frozenset({"partition", "partitions", "partition-id", "num-partitions", "data", "capacity", "least-noise"})
-NODE_KEYS |= {"accuracies", "no-accuracies", "most-uploads", "audit", "export", "whole", "allow"}
+NODE_KEYS |= {"accuracies", "no-accuracies", "only-secure", "most-uploads", "audit", "export", "whole", "allow"}
 _PARTITION_KEYS = frozenset({"partition-id", "num-partitions", "partition", "partitions"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM})

@@ -31,16 +31,26 @@ def seal(payload: Payload) -> Content:
     return Content(encode(tensors) if tensors else b"", dict(payload.scalars))
 
 
-def check_sendable(payload: Payload) -> None:
-    """Raise if a client's upload has values that no server takes, because its training has diverged.
+def unsendable(payload: Payload) -> str:
+    """Return the name of a tensor with a value that no server takes, or an empty text.
 
-    Raises:
-        DivergedError: A value is not finite, or its magnitude is above ``GREATEST_VALUE``.
+    It is not finite, or its magnitude is above ``GREATEST_VALUE``.
     """
     for name, tensor in payload.tensors.items():
         values = _within(tensor).values
         if values is not None and values.size and not greatest(values) <= GREATEST_VALUE:
-            raise DivergedError(name, f"values of at most {GREATEST_VALUE:g} after training", "others: it diverged")
+            return name
+    return ""
+
+
+def check_sendable(payload: Payload) -> None:
+    """Raise if a client's upload has values that no server takes, because its training has diverged.
+
+    Raises:
+        DivergedError: See :func:`unsendable`.
+    """
+    if name := unsendable(payload):
+        raise DivergedError(name, f"values of at most {GREATEST_VALUE:g} after training", "others: it diverged")
 
 
 def _within(tensor: SparseTensor) -> SparseTensor:

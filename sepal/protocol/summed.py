@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sepal.errors import ProtocolError
 from sepal.protocol.payloads import delivered
 from sepal.protocol.types import Payload, Weights
-from sepal.secure.ring import MOST_FIGURE, check_reach
+from sepal.secure.ring import MOST_FIGURE
 from sepal.wire.tensors import Index, SparseTensor, Tensors, TensorSpec, ValueCoding, Values
 
 UPDATE = "update"  # the scalar that has the commitment to an update
@@ -81,25 +81,18 @@ class Entries:
             sha.update(np.asarray(self.reference[name], "<f4").tobytes())
         return sha.hexdigest()
 
-    def change(self, upload: Tensors, reach: float = np.inf) -> npt.NDArray[np.float32]:
-        """Return what an upload changes, float32 (d,).
-
-        Args:
-            upload: With these entries.
-            reach: ``secure-range``; infinite: entries may be anything, also NaN.
+    def change(self, upload: Tensors) -> npt.NDArray[np.float32]:
+        """Return what an upload with these entries changes, float32 (d,).
 
         Raises:
-            DivergedError: An entry changes by more than ``reach``.
+            ProtocolError: A tensor of it has no values.
         """
         parts = []
         for name in self.shapes:
             values, start = upload[name].values, self.reference[name]
             if values is None:
                 raise ProtocolError(name, "values, which can be summed", "a mask")
-            part = values - start if start.size else values
-            if reach < np.inf:
-                check_reach(name, part, reach)
-            parts.append(np.asarray(part, np.float32))
+            parts.append(np.asarray(values - start if start.size else values, np.float32))
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def tensors(self, mean: npt.NDArray[np.float64]) -> dict[str, SparseTensor]:
@@ -143,6 +136,21 @@ def figures_of(metrics: Mapping[str, Any], views: Sequence[str]) -> list[int | f
     return figures
 
 
+def figure_count(views: Sequence[str]) -> int:
+    """Return m: the figures of ``views``, and 1 of a client whose update is beyond ``secure-range``, the last one."""
+    return len(figure_names(views)) + 1
+
+
+def beyond_range(figures: Sequence[int], clients: int) -> int:
+    """Return how many clients are beyond ``secure-range``; 0 if the sum's last figure cannot be such a number.
+
+    Args:
+        figures: m integers of a sum.
+        clients: In the sum, |U3|.
+    """
+    return figures[-1] if 0 <= figures[-1] <= clients else 0
+
+
 def sums_of(figures: Sequence[int], views: Sequence[str], clients: int) -> dict[str, float]:
     """Return the sums of figures by name: counts, and the sum of accuracies.
 
@@ -156,7 +164,7 @@ def sums_of(figures: Sequence[int], views: Sequence[str], clients: int) -> dict[
     """
     unit = MOST_FIGURE // clients
     names, sums = figure_names(views), list[float]()
-    for start in range(0, len(figures), len(EACH)):
+    for start in range(0, len(names), len(EACH)):
         having, correct, examples, accuracy = figures[start : start + len(EACH)]
         possible = 0 <= having <= min(clients, examples) and 0 <= correct <= examples and 0 <= accuracy <= having * unit
         sums += [having, correct, examples, accuracy / unit] if possible and having else [0] * len(EACH)

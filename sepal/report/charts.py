@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from sepal.report import curves, frontier, personal
+from sepal.report import curves, frontier, personal, simulated_chart
 from sepal.report.data import COLOURS, PLACE, STAND_IN, first_shown, views, with_cell
 from sepal.report.figure import FROM_DATA, MAKERS, PERCENT, Drawn, Figure, digits_of, drawn_text, figure, named, shown
 from sepal.report.learned_rows import Rows, readers
@@ -17,7 +17,8 @@ from sepal.report.sizes import size
 from sepal.runs.about import labels_of
 from sepal.study.comparison import Comparison
 
-FIRST = (frontier.NAME, *curves.NAMES, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
+SECOND = (simulated_chart.NAME, "seconds", "shift", "capacity", "own")
+FIRST = (frontier.NAME, *curves.NAMES, "clients", "bytes", "labels", "sizes", "pairs", *SECOND)
 ORDER = (*FIRST, *personal.NAMES)
 LABELS, MASKS = "Which labels each client has", "Masks and labels"
 
@@ -127,6 +128,27 @@ def _labels(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     reading = "Training examples of each client by label; the area of a dot is their number."
     height = min(420, max(160, 24 * len(classes)))
     return Drawn(chart, reading, f"Training examples by client and label: {words}", height, shown(comparison))
+
+
+@figure("sizes", "How much data each client has", "cell")
+def _sizes(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    clients, domains = {row["client"] for row in rows}, sorted({row["domain"] for row in rows})
+    palette = alt.Scale(domain=domains, range=[f"var(--c{number % COLOURS})" for number in range(len(domains))])
+    chart = drawn.mark_bar().encode(
+        alt.X("client:N", title="clients", sort=None, axis=client_axis(clients)),
+        alt.Y("examples:Q", title="training examples"),
+        alt.Color("domain:N", scale=palette, legend=alt.Legend(orient="top", title=None) if domains[1:] else None),
+        tooltip=[alt.Tooltip("client:N"), alt.Tooltip("examples:Q"), alt.Tooltip("noise:Q"), alt.Tooltip("domain:N")],
+    )
+    sizes, noise = [row["examples"] for row in rows], [row["noise"] for row in rows]
+    facts = [f"{len(clients)} clients with {min(sizes):,} to {max(sizes):,} training examples each"]
+    facts += [f"of {len(domains)} domains"] * (len(domains) > 1)
+    facts += [f"with noise of standard deviation {min(noise):g} to {max(noise):g} on their inputs"] * (max(noise) > 0)
+    reading = (
+        "Training examples of each client (the unit is one example), by their numbers. Colours are domains; a client's "
+        "noise, in the unit of partition.noise, shows at its bar."
+    )
+    return Drawn(chart, reading, f"Training examples by client: {', '.join(facts)}.", shows=shown(comparison))
 
 
 def _lines(comparison: Comparison, drawn: alt.Chart, x: alt.X, y: alt.Y) -> Any:

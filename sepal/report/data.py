@@ -5,11 +5,13 @@ What is called accuracy is the headline metric of the runs' task, as it is shown
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from sepal.data.feature_noise import noise_level
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal.report.frontier_rows import frontier_rows
 from sepal.report.learned_rows import Row, Rows, learned
@@ -19,6 +21,7 @@ from sepal.study.comparison import Comparison
 from sepal.study.results import DIRECTIONS, CurvePoint, RunResult, Variant
 from sepal.study.statistics import over_seeds
 
+At = tuple[int, int]  # a point's round, and the rounds completed: the last round and the closing one differ in these
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
 DEPLOYED = "deployed"  # the view in which a user predicts: of each method its own
 STAND_IN = "trained"  # shown, and named, in place of a view that a method does not have
@@ -34,7 +37,12 @@ def with_cell(label: str, cell: str) -> str:
 def datasets(comparison: Comparison) -> dict[str, Rows]:
     """Return the rows of every figure that the runs have data for, by data set."""
     rows_of = {name: list(_of_variants(comparison, rows)) for name, rows in BY_VARIANT.items()}
-    rows_of |= {"labels": list(_labels(comparison)), "pairs": list(_pairs(comparison)), **learned(comparison)}
+    rows_of |= {
+        "labels": list(_labels(comparison)),
+        "sizes": list(_sizes(comparison)),
+        "pairs": list(_pairs(comparison)),
+        **learned(comparison),
+    }
     rows_of |= {"frontier": list(frontier_rows(comparison)), "own": _changing(rows_of["own"])}
     return {name: rows for name, rows in rows_of.items() if rows}
 
@@ -91,24 +99,54 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
         between = _by_round(result.sampled(_just_trained(deployed_view)) for result in variant.results)
         for kind, rounds in (("sampled", between), ("full", full)):
             for at in _thinned(sorted(rounds)):
-                points, (number, completed) = rounds[at], at
-                estimate, measure = over_seeds([point.mean for point in points]), variant.measure
-                mean, spread = (estimate.mean, estimate.spread or 0.0) if estimate else (0.0, 0.0)
-                low, high = mean - spread, mean + spread
-                if measure.percent:
-                    low, high = max(0.0, low), min(1.0, high)
+                points = rounds[at]
                 yield {
                     "view": view,
                     "stand_in": deployed_view != view,
                     "kind": kind,
-                    "round": number,
-                    "at": f"closing, after round {number}" if completed == number else f"round {number}",
+                    **_evaluation(variant, at, points),
                     "mb": _rounded(float(np.mean([point.megabytes for point in points]))),
                     "seconds": round(float(np.mean([point.seconds for point in points])), 2),
-                    "mean": measure.rounded(mean),
-                    "low": measure.rounded(low),
-                    "high": measure.rounded(high),
                     "last": at == max(full or between) and (kind == "full" or not full),
+                }
+
+
+def _evaluation(variant: Variant, at: At, points: Sequence[CurvePoint]) -> Row:
+    """Return the round of an evaluation, and its mean over seeds with one standard deviation on both sides."""
+    estimate, measure, (number, completed) = over_seeds([point.mean for point in points]), variant.measure, at
+    mean, spread = (estimate.mean, estimate.spread or 0.0) if estimate else (0.0, 0.0)
+    low, high = mean - spread, mean + spread
+    if measure.percent:
+        low, high = max(0.0, low), min(1.0, high)
+    return {
+        "round": number,
+        "at": f"closing, after round {number}" if completed == number else f"round {number}",
+        "mean": measure.rounded(mean),
+        "low": measure.rounded(low),
+        "high": measure.rounded(high),
+    }
+
+
+def _simulated(comparison: Comparison, variant: Variant) -> Iterator[Row]:
+    """Yield the points of full evaluations with simulated hours, and one standard deviation on both sides of these."""
+    for view in _stored(comparison) if variant.profile and not variant.why_no_hours else ():
+        deployed_view = _shown(variant, view)
+        rounds: dict[At, list[tuple[RunResult, CurvePoint]]] = {}
+        for result in variant.results:
+            for point in result.points(deployed_view):
+                rounds.setdefault((point.round, point.completed), []).append((result, point))
+        for at in _thinned(sorted(rounds)):
+            hours = variant.simulated([(result, deployed_view, point.completed) for result, point in rounds[at]])
+            if hours:
+                spread = hours.spread or 0.0
+                yield {
+                    "view": view,
+                    "stand_in": deployed_view != view,
+                    **_evaluation(variant, at, [point for _, point in rounds[at]]),
+                    "hours": _rounded(hours.mean),
+                    "early": _rounded(max(0.0, hours.mean - spread)),
+                    "later": _rounded(hours.mean + spread),
+                    "last": at == max(rounds),
                 }
 
 
@@ -119,9 +157,6 @@ def _just_trained(view: str) -> str:
 
 def _rounded(megabytes: float) -> float:
     return float(f"{megabytes:.5g}")  # also of a few bytes something is left
-
-
-At = tuple[int, int]  # a point's round, and the rounds completed: the last round and the closing one differ in these
 
 
 def _by_round(curves: Iterable[Sequence[CurvePoint]]) -> dict[At, list[CurvePoint]]:
@@ -196,6 +231,23 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
                     label = labels.names[number] if labels.names else str(number)
                     row = {"cell": cell, "client": client, "class": label, "number": number}
                     yield {**row, "examples": int(count)}
+
+
+def _sizes(comparison: Comparison) -> Iterator[Row]:
+    """Yield each client's number of training examples, strength of noise and domain; nothing where all are alike."""
+    for cell in comparison.cells:
+        variants = comparison.variants(cell)
+        run = variants[0].first.stored if variants else None
+        labels = labels_of(run) if run else Labels()
+        counts, noise = labels.counts or {}, run.config.get("partition.noise", 0.0) if run else 0.0
+        noise = noise if isinstance(noise, float) and 0 <= noise < math.inf else 0.0
+        sizes = [sum(client_counts) for client_counts in counts.values()]
+        if not noise and len(set(labels.domains)) < 2 and max(sizes, default=0) - min(sizes, default=0) < 2:
+            continue
+        for number, (client, size) in enumerate(zip(counts, sizes, strict=True)):
+            domain = f"domain {labels.domains[number] + 1}" if labels.domains else "all"
+            level = float(f"{noise_level(noise, number, len(counts)):.4g}")
+            yield {"cell": cell, "client": client, "examples": size, "noise": level, "domain": domain}
 
 
 def _shift(comparison: Comparison, variant: Variant) -> Iterator[Row]:
@@ -277,6 +329,7 @@ def _of_variants(comparison: Comparison, rows: Callable[[Comparison, Variant], I
 
 BY_VARIANT = {
     "curve": _curve,
+    "simulated": _simulated,
     "clients": _clients,
     "bytes": _bytes,
     "shift": _shift,

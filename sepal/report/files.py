@@ -103,6 +103,10 @@ def _row(variant: Variant) -> dict[str, Any]:
         row[f"{name}_std"] = estimate.spread if estimate else None
     row |= {f"megabytes_{way}": variant.megabytes(way) for way in DIRECTIONS}
     row |= {"giga_multiply_adds_a_client": variant.multiply_adds, "target": variant.target}
+    if variant.profile:
+        row["devices"] = variant.profile.name
+        for name, estimate in {"simulated_hours": variant.hours, "simulated_hours_to_target": variant.hours_to}.items():
+            row |= {name: estimate and estimate.mean, f"{name}_std": estimate and estimate.spread}
     row["seeds_at_target"] = variant.rounds_to.count if variant.rounds_to else 0
     return {**row, "processors": ", ".join(dict.fromkeys(kind for r in variant.results for kind in r.processors))}
 

@@ -92,6 +92,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING, most: int = 0) -> An
     from sepal.export.stored_states import newest_state  # it imports torch, which most reports do not need
 
     stores: dict[str, StateStore] = {}
+    messages: dict[str, tuple[int, Mapping[str, Any]]] = {}  # round, and buffers that stay with the client
 
     def states() -> Iterator[tuple[str, Any]]:
         names = sorted({folder.name for folder in path.glob("clients/*/*") if NAME.match(folder.name)})
@@ -100,6 +101,7 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING, most: int = 0) -> An
             newest = newest_state(path, assembly, name, elsewhere=False)  # they may be of other data
             if newest and newest.stored:
                 stores[name] = newest.store
+                messages[name] = newest.stored.reply.round, newest.stored.local
                 yield name, newest.stored.state
 
     def algorithm(name: str) -> Any:
@@ -110,7 +112,9 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING, most: int = 0) -> An
         if number is None:
             raise ConfigError("client", "one whose data this machine's run config names", name)
         node = Node(number, assembly.setup.config.clients, name=name)
-        return build_host(Shared.around(assembly, "cpu"), node, "", stores[name], vault=NoVault()).algorithm
+        host = build_host(Shared.around(assembly, "cpu"), node, "", stores[name], vault=NoVault())
+        host.take_up(*messages[name])  # the training examples are those of its last round
+        return host.algorithm
 
     run = EndedRun(assembly.setup, progress.server, states, algorithm, most)
     return resolve(reader.function)(run)
@@ -126,7 +130,8 @@ def _assembled(path: Path, allowed: Allowed) -> Assembly:
     info = info_of(stored)
     sizes = {"own.shape": "x".join(map(str, info.input_shape)), "own.classes": info.classes}
     check_sizes({**stored.config, **sizes, "dataset": OWN, "own.vocabulary": info.vocabulary})
-    return assemble(registry.as_begun(without_places(stored.config)), data=StoredData(info))
+    plain = {**without_places(stored.config), "deadline": 0.0}  # it may be of simulated time, by a profile elsewhere
+    return assemble(registry.as_begun(plain), data=StoredData(info))
 
 
 def _newest(path: Path, assembly: Assembly) -> RunState:

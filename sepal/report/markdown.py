@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sepal.report.sentences import frontier_sentence
+from sepal.report.simulated import simulated_words, speed_table
 from sepal.report.text_tables import (
     NONE,
     accuracy_table,
@@ -51,9 +52,11 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             continue
         if cell:
             yield from (f"## {cell}", "")
-        for text_table in (accuracy_table(variants), cost_table(variants), difference_table(comparison, cell)):
+        tables = accuracy_table(variants), cost_table(variants), speed_table(variants)
+        for text_table in (*tables, difference_table(comparison, cell)):
             yield from table(text_table.head, text_table.rows)
-        for words in filter(None, (frontier_sentence(comparison, cell), *remarks(comparison, cell))):
+        said = (frontier_sentence(comparison, cell), *simulated_words(variants), *remarks(comparison, cell))
+        for words in filter(None, said):
             yield from (words, "")
     if comparison.tuning:
         text_table = tuning_table(comparison)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import altair as alt
 
 from sepal.report.data import COLOURS, DEPLOYED, STAND_IN, stand_ins
-from sepal.report.looks import DASHES, SHAPES
+from sepal.report.shapes import DASHES, SHAPES
 from sepal.study.comparison import Comparison
 from sepal.tasks.scoring import Measure
 

@@ -15,8 +15,9 @@ from sepal.report import by_class
 from sepal.report.answer import answer
 from sepal.report.convergence import convergence
 from sepal.report.data import COLOURS, datasets, views, with_cell
-from sepal.report.looks import DASHES, SHAPES
 from sepal.report.sentences import frontier_sentence, headline
+from sepal.report.shapes import DASHES, SHAPES
+from sepal.report.simulated import simulated_words, speed_table
 from sepal.report.state import state
 from sepal.report.text_tables import (
     NONE,
@@ -29,6 +30,7 @@ from sepal.report.text_tables import (
     legend,
     no_better,
     privacy_line,
+    rates_of_others,
     rounds_run,
     tuning_note,
     tuning_table,
@@ -45,19 +47,21 @@ if TYPE_CHECKING:
 FRONTIER = "frontier"  # the figure whose module needs the extra
 
 
-def write_html(places: Sequence[str], path: Path, allowed: Allowed = NOTHING) -> Path:
+def write_html(places: Sequence[str], path: Path, allowed: Allowed = NOTHING, devices: str = "") -> Path:
     """Write the report of runs, or of directories of `sepal compare`, to ``path`` and return it.
 
     Args:
         places: Runs and directories.
         path: The file.
         allowed: What may be done beyond reading the runs' files.
+        devices: A profile of devices by which hours are simulated; empty: the runs' own.
 
     Raises:
-        ConfigError: The extra ``report`` is not installed, there is no such run, or the runs cannot be compared.
+        ConfigError: The extra ``report`` is not installed, there is no such run or profile, or the runs cannot be
+            compared.
         StateError: A run's files are damaged.
     """
-    comparison = read_comparison(places, allowed)
+    comparison = read_comparison(places, allowed, devices)
     if not any(result.stored.lines for result in comparison.results):
         raise ConfigError("run", "a run with at least one round", ", ".join(places))
     write_atomically(path, render(comparison).encode())
@@ -205,7 +209,8 @@ def _setting(comparison: Comparison, cell: str) -> dict[str, Any]:
     overview, clear, reading = answer(comparison, cell)
     accuracy, cost = accuracy_table(variants), cost_table(variants)
     rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
-    conclusion_words = (frontier_sentence(comparison, cell), *no_better(variants), *diverged(variants))
+    warnings = (*no_better(variants), *diverged(variants), rates_of_others(variants))
+    conclusion_words = (frontier_sentence(comparison, cell), *warnings)
     return {
         "cell": cell,
         "headline": headline(comparison, cell),
@@ -214,7 +219,10 @@ def _setting(comparison: Comparison, cell: str) -> dict[str, Any]:
         "conclusions": list(filter(None, conclusion_words)),
         "readings": list(filter(None, (*convergence(variants), rounds_run(variants), reading))),
         "everything": TextTable(("run", *accuracy.head[1:], *cost.head[1:]), rows),
-        "differences": list(filter(None, (basis(variants), *conclusions(comparison, cell)))),
+        "differences": list(
+            filter(None, (basis(variants), *simulated_words(variants), *conclusions(comparison, cell)))
+        ),
+        "speeds": speed_table(variants),
         "classes": by_class.class_table(variants),
     }
 

@@ -15,20 +15,24 @@ from sepal.errors import one_line
 from sepal.report import sentences
 from sepal.report.answer import answer
 from sepal.report.convergence import convergence
+from sepal.report.simulated import simulated_words, speed_table
 from sepal.report.sizes import size
 from sepal.report.text_tables import (
     NONE,
     TextTable,
     accuracy_table,
+    aim,
     basis,
     conclusions,
     cost_table,
     difference_table,
     diverged,
+    hours_text,
     legend,
     no_better,
     novel_line,
     privacy_line,
+    rates_of_others,
     rounds_run,
     title_of,
     together_line,
@@ -47,6 +51,7 @@ from sepal.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.tasks.scoring import headline as headline_of
 
 NAMES = 3  # a table's names have at most this part of the width
+LEAST_FOR_TWO = 20  # clients of which the worst 10 % are more than one
 RUN_LEGEND = "{} on test data. MB of training so far; dense: the same messages with the whole model as float32."
 
 
@@ -60,7 +65,8 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
     """
     console.print(printable(headline(run)), style="bold", soft_wrap=True, highlight=False)
     console.print(rounds_table(run, yardstick))
-    console.print(RUN_LEGEND.format(title_of(run.measure)), style="italic", highlight=False)
+    legend_words = (RUN_LEGEND.format(title_of(run.measure)), of_some_clients(run), of_one_client(run))
+    console.print(" ".join(filter(None, legend_words)), style="italic", highlight=False)
     if run.summary is not None:
         if run.summary.get("stopped"):
             words = f"Ended after round {run.summary['rounds']}: {run.summary['stopped']['reason']}"
@@ -102,6 +108,25 @@ def headline(run: StoredRun) -> str:
         rounds = f"{run.summary['rounds']} of at most {rounds}"
     parts = f"{config['clients'] or 'all'} clients, {rounds}, seed {config['seed']}"
     return f"{run.path.name}: {config['method']} on {config['dataset']}, {parts}, {state}"
+
+
+def of_some_clients(run: StoredRun) -> str:
+    """Return a sentence about rounds whose figures are of a part of the clients; empty if there are none."""
+    counts = [len(line["clients"]) for line in run.lines]
+    some = [count for count, line in zip(counts, run.lines, strict=True) if not line["full"] and count < max(counts)]
+    if not some:
+        return ""
+    few = f"{min(some)}" if min(some) == max(some) else f"{min(some)} to {max(some)}"
+    return (
+        f"A round's figures are of that round's clients alone, {few} of {max(counts)}, so rows differ also by who took "
+        "part; those of full evaluations (`evaluate-every`, and at the end) are of all."
+    )
+
+
+def of_one_client(run: StoredRun) -> str:
+    """Return a sentence about the worst 10 % where that is a single client; empty where it is more."""
+    most = max((len(line["clients"]) for line in run.lines), default=0)
+    return "The worst 10 % of fewer than 20 clients is the worst one." if 1 < most < LEAST_FOR_TWO else ""
 
 
 def rounds_table(run: StoredRun, yardstick: StoredRun | None = None, most: int = 12) -> Table:
@@ -220,6 +245,20 @@ def bytes_table(run: StoredRun) -> Table:
     return table
 
 
+def print_simulated(console: Console, comparison: Comparison) -> None:
+    """Print the simulated hours of a single run, by thirds of its clients' devices too; nothing without a profile."""
+    for variant in comparison.all_variants():
+        for words in simulated_words([variant]):
+            console.print(escape(words), highlight=False)
+        if variant.hours is not None:
+            console.print()
+            to = f" to {aim([variant])} ({variant.view}): {hours_text(variant.hours_to)};" if variant.hours_to else ""
+            words = f"{variant.label}: simulated hours{to} to the end: {hours_text(variant.hours)}"
+            console.print(escape(words), highlight=False)
+            console.print()
+            print_text_table(console, speed_table([variant]))
+
+
 def print_comparison(console: Console, comparison: Comparison, everything: bool = False) -> None:
     """Print a comparison: of each swept setting a sentence, a short table, and who is best for its bytes.
 
@@ -247,7 +286,8 @@ def print_comparison(console: Console, comparison: Comparison, everything: bool 
         last = len(text_table.head) - 1
         print_text_table(console, text_table, bold=[(row, last) for row, certain in enumerate(clear) if certain])
         paragraphs(sentences.frontier_sentence(comparison, cell))
-        paragraphs(*no_better(variants), *diverged(variants), *convergence(variants), rounds_run(variants))
+        paragraphs(*no_better(variants), *diverged(variants), *convergence(variants))
+        paragraphs(rates_of_others(variants), rounds_run(variants))
         console.print(escape(reading), style="italic", highlight=False)
         say(" ")
         for further_sheet, *words in _further(comparison, cell) if everything else ():
@@ -265,7 +305,8 @@ def _further(comparison: Comparison, cell: str) -> Iterator[tuple[Any, ...]]:
     """Yield the other tables of a cell, each with what is said below it."""
     variants = comparison.variants(cell)
     yield (accuracy_table(variants),)
-    yield cost_table(variants), basis(variants)
+    yield cost_table(variants), basis(variants), *simulated_words(variants)
+    yield (speed_table(variants),)
     yield difference_table(comparison, cell), *conclusions(comparison, cell)
 
 

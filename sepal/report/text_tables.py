@@ -47,6 +47,7 @@ EDGE = "(edge)"
 EDGE_WORDS = "the least or the largest value that was tried; a wider [grid] may find a better one"
 NEAREST = "within one standard error of the best, the rate nearest to the calibrated one is chosen"
 NONE = "–"
+HOURS = "simulated\nhours"
 FEW = {1: "One seed is too few", 2: "Two seeds are too few"}
 
 
@@ -72,18 +73,35 @@ def accuracy_table(variants: Sequence[Variant]) -> TextTable:
 
 
 def cost_table(variants: Sequence[Variant]) -> TextTable:
-    """Return the cost of a cell's variants: MB, multiply-adds, rounds and MB to the target, MB to near FedAvg-FT."""
-    target = f"{_aim(variants)}\n{variants[0].view}"
+    """Return the cost of a cell's variants: MB, multiply-adds, rounds and MB to the target, MB to near FedAvg-FT.
+
+    With a profile of devices also simulated hours, to the end and to the target.
+    """
+    target = f"{aim(variants)}\n{variants[0].view}"
     near = close_to(variants)
     within = f"MB to\nwithin 1\n{step(variants)[2:]} of\n{near.label if near else CLOSE_TO}"
-    heads = ("cost", "MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}", within)
+    timed = any(variant.profile for variant in variants)
+    hour_heads = [HOURS, f"{HOURS} to\n{target}"] if timed else []
+    byte_heads = ("MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}", within)
+    heads = ("cost", *byte_heads, *hour_heads)
     rows = []
     for variant in variants:
         sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
-        sent = variant.megabytes_to
+        sent, hours = variant.megabytes_to, variant.hours
         reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
-        rows.append([variant.label, *map(size, sizes), *reached, _megabytes_near(near, variant)])
+        spent = [hours_text(hours), _reached_hours(variant) if hours else NONE] if timed else []
+        rows.append([variant.label, *map(size, sizes), *reached, _megabytes_near(near, variant), *spent])
     return TextTable(heads, rows)
+
+
+def hours_text(estimate: Estimate | None) -> str:
+    """Return simulated hours; a dash where they are not known."""
+    return estimate.text(decimals(estimate.mean), 1.0) if estimate else NONE
+
+
+def _reached_hours(variant: Variant) -> str:
+    hours = variant.hours_to
+    return variant.reached(hours, decimals(hours.mean if hours else 0))
 
 
 def step(variants: Sequence[Variant]) -> str:
@@ -96,7 +114,8 @@ def _megabytes_near(near: YardstickArrivals | None, variant: Variant) -> str:
     return "≤ " * arrival.at_most + size(arrival.megabytes) if arrival else NONE
 
 
-def _aim(variants: Sequence[Variant]) -> str:
+def aim(variants: Sequence[Variant]) -> str:
+    """Return the target of a cell's variants with its unit."""
     measure, target = variants[0].measure, variants[0].target
     return f"{100 * target:.0f} %" if measure.percent else measure.text(target)
 
@@ -107,11 +126,11 @@ def basis(variants: Sequence[Variant]) -> str:
     enough = [count for count in counts if count >= LEAST_POINTS]
     if not enough and len(variants) > 1:
         why = f"these runs have {max(counts)} (evaluate-every)"
-        return f"No rounds or MB to {_aim(variants)} are shown: that takes {LEAST_POINTS} full evaluations, and {why}."
+        return f"No rounds or MB to {aim(variants)} are shown: that takes {LEAST_POINTS} full evaluations, and {why}."
     if not enough:
         return ""
     most = "" if min(enough) == max(enough) else f" to {max(enough)}"
-    words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations that reaches it"
+    words = f"Rounds and MB to {aim(variants)}: the first of {min(enough)}{most} full evaluations that reaches it"
     words += "; ≤: the rounds just before it were not evaluated." if any(v.at_most for v in variants) else "."
     if near := close_to(variants):
         words += f" MB to within {step(variants)} of {near.label}: until the deployed models' mean over seeds reaches "
@@ -175,6 +194,14 @@ def no_better(variants: Sequence[Variant]) -> Iterator[str]:
             yield f"{variant.label}: {words}."
 
 
+def rates_of_others(variants: Sequence[Variant]) -> str:
+    """Return a line that names the variants whose rate was calibrated for another method; empty if there are none."""
+    runs = {variant.label: variant.first.stored for variant in variants if variant.first.stored.rate_of}
+    words = ", ".join(f"{label} (lr = {run.config['lr']:g}, for {run.rate_of})" for label, run in runs.items())
+    advice = "differences may be the rate's; `sepal tune`, or `tune = true` in a plan, searches each method's own"
+    return f"Rate calibrated for another method: {words}: {advice}." if words else ""
+
+
 def diverged(variants: Sequence[Variant]) -> Iterator[str]:
     """Yield a line for each variant in which clients' training diverged."""
     for variant in variants:
@@ -196,7 +223,7 @@ def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
     yield from no_better(variants)
     yield from diverged(variants)
     yield from convergence(variants)
-    yield from filter(None, (rounds_run(variants), basis(variants)))
+    yield from filter(None, (rates_of_others(variants), rounds_run(variants), basis(variants)))
     yield from conclusions(comparison, cell)
 
 

@@ -23,7 +23,7 @@ from sepal.data.schema import FILE, parsed
 from sepal.data.sources.images import MixedSizesError
 from sepal.errors import ConfigError, DataError, SepalError
 from sepal.names import NAME, client_name
-from sepal.runs.stored_run import ABOUT, FORMAT, StoredRun, begun, stored_about
+from sepal.runs.stored_run import ABOUT, FORMAT, RATE_OF, StoredRun, begun, stored_about
 from sepal.server.report import described
 from sepal.storage.files import write_atomically
 from sepal.storage.regular import TEXT
@@ -45,13 +45,15 @@ class Labels:
 
     Attributes:
         names: Of the classes; empty where they are known by their numbers.
-        counts: Client to the number of its training examples of each class.
+        counts: Client to the number of its training examples of each class, in the order of the clients' numbers.
+        domains: Of each of these clients, the number of its domain; empty where they are not dealt by domains.
         reason: Without counts: why, in a sentence.
     """
 
     names: tuple[str, ...] = ()
     counts: Mapping[str, list[int]] | None = None
     reason: str = ""
+    domains: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
     method, setup, info = assembly.method, assembly.setup, assembly.info
     named = {"name": method.name, "title": method.title, "deployed": method.deployed}
     about: dict[str, Any] = {"format": FORMAT, "method": named}
+    about |= {RATE_OF: assembly.rate_of} if assembly.rate_of else {}
     about |= described(setup.task.scoring)
     if alone and not assembly.data.private:
         facts = {"classes": info.classes, "input_shape": list(info.input_shape), "vocabulary": info.vocabulary}
@@ -98,6 +101,7 @@ def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
         about["data"] = {**facts, "kind": info.kind, "class_names": names, "table": info.table}
         about["data"] |= {"schema": schema_digest(info)}
         about["labels"] = _counted(assembly)
+        about |= {"domains": domains} if about["labels"] and (domains := _domains(assembly)) else {}
     write_atomically(path / ABOUT, f"{json.dumps(about, ensure_ascii=False)}\n".encode())
 
 
@@ -171,6 +175,11 @@ def _counted(assembly: Assembly) -> dict[str, list[int]] | None:
     return {assembly.client_name(number): row for number, row in enumerate(counts)}
 
 
+def _domains(assembly: Assembly) -> tuple[int, ...]:
+    data = assembly.data
+    return data.domains(assembly.setup.config.clients) if isinstance(data, DealtData) else ()
+
+
 def labels_of(run: StoredRun) -> Labels:
     """Return who has which labels: as the run has stored it, or else, if its reader allows that, from its data."""
     config = run.config
@@ -185,7 +194,10 @@ def labels_of(run: StoredRun) -> Labels:
         size = len(next(iter(stored.values()), ())) if whole else 0
         some = 0 < size <= MOST_CLASSES and size * len(stored) <= MOST_COUNTS
         if some and all(len(row) == size for row in stored.values()):
-            return Labels(names if len(names) == size else (), dict(stored))
+            domains = run.about.get("domains")
+            if not isinstance(domains, list) or not _is_counts(domains) or len(domains) != len(stored):
+                domains = []
+            return Labels(names if len(names) == size else (), dict(stored), domains=tuple(domains))
     return _from_data(run) if run.allowed.data else Labels(names, reason=UNSTORED)
 
 
@@ -215,11 +227,12 @@ def _from_data(run: StoredRun) -> Labels:
         data = federated_data(config)
         counts = data.label_counts(config.clients).tolist() if isinstance(data, DealtData) else []
         names = names_of(data, config.clients) if config.client_names == "owners" else ()
+        domains = data.domains(config.clients) if isinstance(data, DealtData) else ()
     except SepalError:  # its text is not shown: it may name a directory of this machine
         name, where = run.config.get("dataset", ""), "on the machine that wrote this report"
         return Labels(reason=f"The data ({name}) is not {where}, or cannot be read there.")
     called = names or tuple(map(client_name, range(len(counts))))
-    return Labels(data.info.class_names, dict(zip(called, counts, strict=False)))
+    return Labels(data.info.class_names, dict(zip(called, counts, strict=False)), domains=domains)
 
 
 def info_of(run: StoredRun) -> DatasetInfo:

@@ -22,6 +22,7 @@ from sepal.runs.stored_run import ABOUT
 from sepal.server.released_mean import RELEASED
 from sepal.server.run_store.disk import BEST, EVICTED, PARTS, RELEASES, ROUND_NAME, checkpoints_of
 from sepal.server.summed_uploads import SUM
+from sepal.simulated_time import FILE as DEVICES
 from sepal.storage.files import check_owner, make_directory, read_tensors, sync_path
 from sepal.storage.regular import is_inside
 
@@ -88,7 +89,7 @@ def _copied(run: Path, part: Path) -> int | None:
     try:
         for path in listed:
             _copy(path, part / path.relative_to(run), run)
-        for name in ("config.toml", ABOUT, *ROWS, *(["summary.json"] if ended else [])):
+        for name in ("config.toml", ABOUT, DEVICES, *ROWS, *(["summary.json"] if ended else [])):
             if (run / name).exists():
                 _copy(run / name, part / name, run, whole_lines=name in ROWS)
         if (run / "checkpoints" / RELEASES).exists():  # replaced as a whole; it may have more than the copy, never less
@@ -157,9 +158,11 @@ def _stream(read: BinaryIO, written: BinaryIO, whole_lines: bool) -> None:
     while data := read.read(_PART):
         if (line_end := data.rfind(b"\n")) >= 0:
             end = written.tell() + line_end + 1
-        written.write(data)
-    if whole_lines:
-        written.truncate(end)
+        if data.count(0) == len(data):  # a hole stays one, so that a planted file of terabytes takes no room
+            written.seek(len(data), os.SEEK_CUR)
+        else:
+            written.write(data)
+    written.truncate(end if whole_lines else written.tell())
 
 
 def _private(path: str, flags: int) -> int:

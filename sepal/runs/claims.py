@@ -32,6 +32,7 @@ ELSEWHERE = 60.0  # seconds that a lock of a process is waited for that is not k
 HERE = 6 * 3600.0  # the same of one that lives on this machine, and may be in a long round
 MOST = 1000  # claims that are read, the newest
 LOOK = 1.0  # seconds between looks at a newer claim while waiting
+LAST = 10**12 - 1
 _NAME = re.compile(r"[0-9]{8,12}\.json\Z")
 
 
@@ -137,7 +138,7 @@ def take_claim(run: Path, job: str = "none") -> Claim:
     """Make the next claim to the run directory ``run``; of several processes, each gets a number of its own.
 
     Raises:
-        StateError: It cannot be written, or somebody else may write to the directory of claims.
+        StateError: It cannot be written, others may write to the directory of claims, or there is no next number.
     """
     directory = run / CLAIMS
     make_directory(directory)
@@ -151,6 +152,8 @@ def take_claim(run: Path, job: str = "none") -> Claim:
         number = newest_number(run)
         while True:
             number += 1
+            if number > LAST:  # of a longer name, nobody would see that it is there
+                raise StateError(str(_file(run, number - 1)), f"a number below {LAST}", "a claim that no job has made")
             _write_part(part, record_of(number, job))
             if _linked(part, _file(run, number)):
                 break

@@ -25,17 +25,21 @@ from sepal.flower.simulation import on_one_machine
 from sepal.runs.about import check_schema, write_about
 from sepal.runs.central_secret import central_secret
 from sepal.runs.claims import Claim, lock_after_predecessor, newest_number, settle, take_claim
+from sepal.runs.devices import keep_devices
 from sepal.runs.json_lines import append, keep_until
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.privacy import check_accountant
 from sepal.runs.stored_run import ABOUT, FREE, begun, started_with, stored_about, stored_config, stored_summary
 from sepal.runs.summary import plain, summarise
 from sepal.server.accounting import check_budget
+from sepal.server.central_noise import of_seed
 from sepal.server.report import RunFigures
 from sepal.server.rules import check_central
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
+from sepal.simulated_time import read_profile
 from sepal.storage.files import check_owner, private_directory, write_atomically
+from sepal.storage.regular import check_tree
 from sepal.strategies.assembly import Assembly
 from sepal.strategies.registry import as_begun
 
@@ -65,8 +69,8 @@ class RunDirectory:
             has ``privacy.noise``, and is to go back to a round or dp-accounting is not installed. Or the method cannot
             run with this configuration or model.
         ModelError: As above.
-        StateError: The directory cannot be written, somebody else owns it or may write to it, or another process has it
-            open.
+        StateError: The directory cannot be written, somebody else owns it or may write to it, something in it leads
+            elsewhere, or another process has it open.
         SupersededError: A newer job has taken it over; also raised by all methods that write.
     """
 
@@ -77,6 +81,8 @@ class RunDirectory:
         server = assembly.method.make_server(assembly.setup)  # refuses what cannot run, before there is a directory
         check_central(server, assembly.method, assembly.setup.config)
         check_budget(assembly.setup.config)
+        if assembly.setup.config.devices:
+            read_profile(assembly.setup.config.devices)
         if from_round is not None and assembly.setup.config.privacy.noise:
             expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
             raise ConfigError("--from-round", expected, from_round)
@@ -96,6 +102,7 @@ class RunDirectory:
         except OSError as reason:
             raise StateError(str(path), "a directory that can be made", reason.strerror or str(reason)) from None
         check_owner(path)
+        check_tree(path)
         self._lock, self._claim = _lock_for_job(path, job) if job else (_lock(path), Claim(path))
         try:
             if not job and newest_number(path):  # begun by a job, which may be alive on another machine
@@ -139,6 +146,7 @@ class RunDirectory:
                 self._reopen(begun_with["rounds"])
             elif another:
                 self._reopen((stored_summary(self.path) or {})["rounds"])
+        keep_devices(self.path, setup.config.devices, begun(self.path))
         if stored != current:
             write_atomically(self.path / "config.toml", tomli_w.dumps(current).encode())
 
@@ -180,9 +188,9 @@ class RunDirectory:
             raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", total)
         if self._assembly.setup.config.privacy.noise and rounds not in self.store().rounds():
             raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", total)
-        by = method.name if method.scheduled else self._assembly.setup.config.schedule
-        if by != "constant":
-            expected = f"{rounds}, as the run was started: the schedule of {by} depends on it"
+        by = f"the schedule of {method.name}" if method.scheduled else self._assembly.setup.config.depends_on_rounds
+        if by:
+            expected = f"{rounds}, as the run was started: {by} depends on it"
             raise ConfigError("rounds", expected, total)
         return True
 
@@ -198,13 +206,16 @@ class RunDirectory:
         return DiskRunStore(self.path / "checkpoints", state, keep_versions, self._claim.check)
 
     def secret(self) -> bytes:
-        """Return what central noise is drawn from; empty in a run without, and in a simulation, for the run's seed.
+        """Return what central noise is drawn from: the run's secret, in a simulation its seed; empty in a run without.
 
         Raises:
             StateError: The run has begun, and the secret is lost or not private.
         """
-        if not self._assembly.setup.config.privacy.central or self._simulated:
+        config = self._assembly.setup.config
+        if not config.privacy.central:
             return b""
+        if self._simulated:
+            return of_seed(config.seed)
         return central_secret(self.path, begun(self.path))
 
     @property

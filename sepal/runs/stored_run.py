@@ -19,6 +19,7 @@ from sepal.strategies import registry
 from sepal.tasks.scoring import Measure, measure_of
 
 ABOUT = "about.json"
+RATE_OF = "rate_of"  # field of about.json
 FORMAT = 1  # of the run directory (docs/versioning.md); a run without the number has this one
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
 FREE = frozenset(marked(RunConfig, Mark.FREE))
@@ -150,6 +151,12 @@ class StoredRun:
     def title(self) -> str:
         """What the method is, in one line, as the run has stored it; empty if it has not."""
         return str(self._method.get("title", ""))
+
+    @property
+    def rate_of(self) -> str:
+        """The other method for which the run's ``lr`` was calibrated; empty where it was set, or for its own method."""
+        stored = self.about.get(RATE_OF)
+        return stored if isinstance(stored, str) else ""
 
     @property
     def _method(self) -> Mapping[str, Any]:

@@ -55,6 +55,7 @@ class Opening:
         rounding: 32 bytes from which the rounding follows.
         update: The change, float32 (d,).
         figures: Whole numbers of at least 0, and shares from 0 to 1 as floats.
+        weight: What the client weighs in the mean; 0 of a client that only evaluates.
     """
 
     round: int
@@ -67,11 +68,16 @@ class Opening:
     rounding: bytes
     update: npt.NDArray[np.float32]
     figures: Figures
+    weight: float
 
 
 @dataclass(frozen=True)
 class _Session:
-    """What is stored. Fields of bytes that are empty have been erased, or not come yet."""
+    """What is stored. Fields of bytes that are empty have been erased, or not come yet.
+
+    U1 are the clients that have advertised keys, U2 those of them that have dealt shares, U3 those whose masked inputs
+    are in. ``b`` is what the client's own mask follows from; its letter is the paper's.
+    """
 
     masked_round: int = 0  # the last round for which a masked input has left
     round: int = 0
@@ -149,12 +155,8 @@ class SecureClient:
         """
         self.check(opening.round)
         before = self._read()
-        same = (before.round, before.request, before.commitment) == (
-            opening.round,
-            opening.request,
-            opening.commitment,
-        )
-        if same and before.public:
+        begun = (before.round, before.request, before.commitment)
+        if begun == (opening.round, opening.request, opening.commitment) and before.public:
             return before.public
         pairs = KeyPairs.new()
         self._write(
@@ -174,6 +176,7 @@ class SecureClient:
                 encryption=pairs.encryption,
                 masking=pairs.masking,
                 update=np.asarray(opening.update, "<f4").tobytes(),
+                weight=opening.weight,
             )
         )
         return pairs.public
@@ -215,25 +218,27 @@ class SecureClient:
         weight, total = formats.check_weight(scalars.get("weight"), scalars.get("total"))
         if not isinstance(number, int) or sorted([*others, number]) != list(range(len(others) + 1)):
             raise ProtocolError(SHARE_STEP, "ids from 0 on, each once, with that of this client", "others")
+        if weight != session.weight:  # with those of all others near 0, the sum would be this client's update
+            raise ProtocolError("weight", f"{session.weight:g}, this client's own", weight)
         if scalars.get("update") != session.commitment.hex():
             raise ProtocolError("update", "this client's own commitment", "another")
-        halves = [half for both in [*others.values(), session.public] for half in _halves(both)]
-        if len(set(halves)) != len(halves):
+        public_keys = [key for pair in [*others.values(), session.public] for key in keys.halves(pair)]
+        if len(set(public_keys)) != len(public_keys):
             raise ProtocolError(SHARE_STEP, "a client under one id, with keys of its own", "keys that occur twice")
         if len(others) + 1 < (fewest := max(formats.LEAST_CLIENTS, least(len(others) + 1, session.colluders))):
             raise ProtocolError(SHARE_STEP, f"at least {fewest} clients", len(others) + 1)
         scale(session.bits, len(others) + 1, session.range)  # refuses more clients than the ring holds
-        after = replace(session, id=number, weight=weight, total=total, others=others, b=os.urandom(SECRET))
+        after = replace(session, id=number, total=total, others=others, b=os.urandom(SECRET))
         context, ids = self._context(after), range(after.clients)
         places, needed = [i + 1 for i in ids], threshold(after.clients, after.colluders)
         dealt = [split(secret, needed, places) for secret in (after.b, after.masking)]
-        both = {i: first + second for i, first, second in zip(ids, *dealt, strict=True)}
+        shares = {i: of_b + of_key for i, of_b, of_key in zip(ids, *dealt, strict=True)}
         ciphertexts = {}
         for other, public in others.items():
-            way = packed(number, other)
-            key = agree(after.encryption, _halves(public)[0], b"share", context, way)
-            ciphertexts[other] = encrypt(key, both[other], keys.info(b"share", context, way))
-        return replace(after, shares={number: both[number]}), formats.write_entries(ciphertexts)
+            sender_and_recipient = packed(number, other)
+            key = agree(after.encryption, keys.halves(public)[0], b"share", context, sender_and_recipient)
+            ciphertexts[other] = encrypt(key, shares[other], keys.info(b"share", context, sender_and_recipient))
+        return replace(after, shares={number: shares[number]}), formats.write_entries(ciphertexts)
 
     def _mask(self, session: _Session, data: bytes, scalars: Mapping[str, Any]) -> tuple[_Session, bytes]:
         """Open the others' shares, and return the masked vector."""
@@ -244,9 +249,10 @@ class SecureClient:
         self._check_enough(session, MASK_STEP, len(present))
         context, shares = self._context(session), dict(session.shares)
         for other, ciphertext in ciphertexts.items():
-            way = packed(other, number)
-            key = agree(session.encryption, _halves(session.others[other])[0], b"share", context, way)
-            plain = decrypt(key, ciphertext, keys.info(b"share", context, way))
+            sender_and_recipient = packed(other, number)
+            public = keys.halves(session.others[other])[0]
+            key = agree(session.encryption, public, b"share", context, sender_and_recipient)
+            plain = decrypt(key, ciphertext, keys.info(b"share", context, sender_and_recipient))
             if plain is not None:
                 shares[other] = plain
         if len(shares) < threshold(session.clients, session.colluders):
@@ -255,7 +261,7 @@ class SecureClient:
         masked = Sum(session.ring, self._vector(session))
         masked.add(own_mask(session.b, context, number, session.commitment, session.ring.size))
         for other in ciphertexts:
-            public = _halves(session.others[other])[1]
+            public = keys.halves(session.others[other])[1]
             pair = pair_mask(session.masking, public, context, number, other, session.ring.size)
             (masked.add if number < other else masked.subtract)(pair)
         after = replace(session, masked_round=session.round, present=tuple(present), shares=shares)
@@ -315,10 +321,6 @@ class SecureClient:
     def _write(self, session: _Session) -> None:
         data = _packed(session)
         self._vault.write(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
-
-
-def _halves(public: bytes) -> tuple[bytes, bytes]:
-    return public[: keys.KEY], public[keys.KEY :]
 
 
 def _packed(session: _Session) -> bytes:

@@ -87,3 +87,8 @@ def decrypt(key: bytes, ciphertext: bytes, bound: bytes) -> bytes | None:
 def commitment(secret: bytes, update: bytes) -> bytes:
     """Return HMAC-SHA256 of an update's digest: it names the update to nobody who lacks the secret."""
     return hmac.new(secret, update, hashlib.sha256).digest()
+
+
+def halves(public: bytes) -> tuple[bytes, bytes]:
+    """Return a client's two public keys, from the 64 bytes that it has advertised."""
+    return public[:KEY], public[KEY:]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.errors import DivergedError, ProtocolError
+from sepal.errors import ProtocolError
 from sepal.secure.masks import stream
 
 FIGURE = 4  # bytes
@@ -61,9 +61,10 @@ class Ring:
         """
         if len(vector) != self.size:
             raise ProtocolError("masked input", f"{self.size} bytes", f"{len(vector)} bytes")
-        first, second = self._types
+        entry_type, figure_type = self._types
         cut = self.entry_bytes
-        return [np.frombuffer(vector, first, cut // (self.bits // 8)), np.frombuffer(vector, second, -1, cut)]
+        entries = np.frombuffer(vector, entry_type, cut // (self.bits // 8))
+        return [entries, np.frombuffer(vector, figure_type, -1, cut)]
 
     def vector(self, entries: npt.NDArray[np.int64], figures: Sequence[int]) -> bytes:
         """Return integers as a vector; negative ones as their residues.
@@ -74,8 +75,8 @@ class Ring:
         """
         if entries.shape != (self.entries,) or len(figures) != self.figures:
             raise ValueError(f"{self.entries} entries and {self.figures} figures")
-        first, second = self._types
-        return entries.astype(first).tobytes() + np.asarray(figures, np.int64).astype(second).tobytes()
+        entry_type, figure_type = self._types
+        return entries.astype(entry_type).tobytes() + np.asarray(figures, np.int64).astype(figure_type).tobytes()
 
     def centred(self, vector: bytes) -> tuple[npt.NDArray[np.int64], list[int]]:
         """Return the integers of a vector, from -2^(b-1) to 2^(b-1) - 1: entries, int64 (d,), and figures."""
@@ -128,15 +129,9 @@ def scale(bits: int, clients: int, reach: float) -> float:
     return most / reach
 
 
-def check_reach(name: str, change: npt.NDArray[np.float32], reach: float) -> None:
-    """Check that a tensor's change can be summed.
-
-    Raises:
-        DivergedError: An entry changes by more than ``reach``, or is not finite.
-    """
-    most = float(np.abs(change).max(initial=0.0))
-    if not most <= reach:  # also NaN
-        raise DivergedError(name, f"a change of each entry of at most {reach:g} (secure-range)", f"{most:g}")
+def within(change: npt.NDArray[np.float32], reach: float) -> bool:
+    """Return whether a change can be summed: each entry is finite, and changes by at most ``reach``."""
+    return bool(np.abs(change).max(initial=0.0) <= reach)  # NaN is not
 
 
 def rounded(change: npt.NDArray[np.float32], factor: float, seed: bytes) -> npt.NDArray[np.int64]:

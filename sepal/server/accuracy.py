@@ -25,8 +25,8 @@ def figures(accuracies: Sequence[float], weights: Sequence[float], measure: Meas
         weights: Test examples per client.
         measure: The metric.
 
-    The bottom decile is the accuracy of the ⌊C/10⌋-th worst of C clients (pFedGate, section 6.1), the worst client
-    where C < 10. The standard deviation is over the population (ddof 0).
+    The bottom decile is the accuracy of the ⌊C/10⌋-th worst of C clients (pFedGate, section 6.1): the worst client
+    where C < 20. Tables and reports call it the worst 10 %. The standard deviation is over the population (ddof 0).
     """
     values, shares = np.asarray(accuracies, np.float64), np.asarray(weights, np.float64)
     worst = measure.sign * np.sort(measure.sign * values)[max(1, len(values) // 10) - 1]

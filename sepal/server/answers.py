@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from sepal.protocol.messages import Content, Order, Reply, sums_up, version
 from sepal.protocol.summed import UPDATE
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.protocol.views import check_counts
+from sepal.secure.keys import halves
 from sepal.secure.server import check_public
 from sepal.tasks.scoring import BY_ACCURACY, Scoring, check_name
 
@@ -141,6 +142,20 @@ def check_advertised(content: Content) -> str:
     if not update or not _DIGEST.fullmatch(update):
         raise ProtocolError(UPDATE, "64 hexadecimal digits", update)
     return update
+
+
+def check_other_keys(content: Content, others: Collection[bytes]) -> None:
+    """Check that a client's public keys are nobody else's: where keys occur twice, all clients refuse the round.
+
+    Args:
+        content: Its reply.
+        others: The keys that other clients have advertised.
+
+    Raises:
+        ProtocolError: One of them is among its own.
+    """
+    if any(half in others for half in halves(content.data)):
+        raise ProtocolError("keys", "keys of its own", "those of another client")
 
 
 def check_step(order: Order, client: ClientInfo, question: Content, reply: Reply, content: Content) -> None:

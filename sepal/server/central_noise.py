@@ -78,15 +78,14 @@ class CentralNoise:
     secret: bytes
 
     @classmethod
-    def of(cls, config: RunConfig, secret: bytes = b"") -> CentralNoise:
+    def of(cls, config: RunConfig, secret: bytes) -> CentralNoise:
         """Return the mechanism of a run with ``privacy.mode = "central"``.
 
         Args:
             config: The run's configuration.
-            secret: The server's; empty to draw everything from the run's seed, so that a simulation can be repeated.
+            secret: The server's; in a simulation, which is to be repeated, :func:`of_seed`.
         """
         privacy, clients = config.privacy, config.clients_per_round or config.clients
-        secret = secret or of_seed(config.seed)
         return cls(clients, config.clients, privacy.noise, privacy.quantile, privacy.sampling == "poisson", secret)
 
     @property

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sepal.errors import ConfigError
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.method.interface import RunSetup
 from sepal.server.central_noise import CentralNoise
@@ -67,7 +68,7 @@ class Guard:
         privacy, entries = self._setup.config.privacy, sum(parameter.size for parameter in self._setup.layout)
         clip, noise = privacy.clip, privacy.noise
         if privacy.central:  # it is less noise than that of a client, but the clip may have grown
-            clip, central = max(clip, self._clip), CentralNoise.of(self._setup.config)
+            clip, central = max(clip, self._clip), CentralNoise.of(self._setup.config, b"")  # nothing is drawn
             noise = central.multiplier_of_updates / central.clients
         return clip * (1 + noise * (math.sqrt(entries) + 6))
 
@@ -92,9 +93,18 @@ class Guard:
         return None
 
     def unusable(self, after: Any) -> str:
-        """Return why the server algorithm's state ``after`` the round cannot be used; empty if it can."""
+        """Return why the server algorithm's state ``after`` the round cannot be used; empty if it can.
+
+        Raises:
+            ConfigError: It has something that a state cannot have.
+        """
         old = flatten(self._before)[0]
-        for name, array in flatten(after)[0].items():
+        try:
+            new = flatten(after)[0]
+        except TypeError as reason:  # such as a tensor of torch
+            place = f"{type(self._algorithm).__name__}.aggregate to return a state that can be stored"
+            raise ConfigError("method", place, str(reason)) from None
+        for name, array in new.items():
             before = old.get(name)
             if array is before or array.dtype.kind != "f":
                 continue

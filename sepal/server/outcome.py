@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from sepal.method.aggregation import aggregated
 from sepal.protocol.types import Metrics, Uploads
 from sepal.server.guard import Guard
 from sepal.server.run_state import RoundStart
@@ -77,7 +78,7 @@ def aggregate(start: RoundStart, guard: Guard, uploads: RoundUploads) -> Result:
     if why:
         for name in largest[refused:]:
             uploads.refuse(name)
-        refused, outcome = len(names), start.algorithm.aggregate(start.state.server, uploads, start.plan)
+        refused, outcome = len(names), aggregated(start.algorithm, start.state.server, uploads, start.plan)
     reason = f"upload: expected a result of the round that can be used, got {first}, with it"
     return Result(outcome, dict.fromkeys(largest[:refused], reason), first if why else "")
 
@@ -96,7 +97,7 @@ def aggregate_sum(start: RoundStart, guard: Guard, uploads: Uploads, void: str) 
     before = start.state.server
     if void or (not len(uploads) and start.plan.who != "none"):
         return (before, {}), void or "no client is in the sum"
-    outcome = start.algorithm.aggregate(before, uploads, start.plan)
+    outcome = aggregated(start.algorithm, before, uploads, start.plan)
     why = guard.unusable(outcome[0])
     return ((before, {}), f"expected a sum from which a model can be made, got {why}") if why else (outcome, "")
 
@@ -113,12 +114,12 @@ def aggregate_released(start: RoundStart, guard: Guard, uploads: Uploads) -> tup
         uploads: The noised mean, as one upload.
     """
     before = start.state.server
-    outcome = start.algorithm.aggregate(before, uploads, start.plan)
+    outcome = aggregated(start.algorithm, before, uploads, start.plan)
     why = guard.unusable(outcome[0])
     return ((before, {}), f"expected a noised mean from which a model can be made, got {why}") if why else (outcome, "")
 
 
 def _attempt(start: RoundStart, guard: Guard, uploads: RoundUploads) -> tuple[Outcome, str]:
     """Compute the round's result, and why it cannot be used, which is empty if it can."""
-    outcome = start.algorithm.aggregate(start.state.server, uploads, start.plan)
+    outcome = aggregated(start.algorithm, start.state.server, uploads, start.plan)
     return outcome, guard.unusable(outcome[0])

@@ -29,6 +29,9 @@ REMEDY = "set a lower lr or a smaller clip-gradient, or max-update-norm = 3 if a
 REMEDY_WITH_NOISE = (
     "set a lower lr or a smaller clip-gradient, or evict clients that lie"  # which has no max-update-norm
 )
+REMEDY_WITH_SUMS = (
+    "set a lower lr, a smaller clip-gradient or a larger secure-range, or evict clients that lie"  # the same
+)
 NORM_FACTOR = 3.0  # max-update-norm in a repeated round, if none is set; what its description advises
 
 
@@ -45,6 +48,8 @@ def most_diverged(trained: int, diverged: int, min_replies: int) -> bool:
 
 def remedy(config: RunConfig) -> str:
     """Return what an operator may do about divergence; only what the run's other keys admit."""
+    if config.secure != "off":
+        return REMEDY_WITH_SUMS
     return REMEDY_WITH_NOISE if config.privacy.central else REMEDY
 
 
@@ -81,6 +86,8 @@ def undone(records: Iterable[RoundRecord], halvings: int, until: int) -> RoundRe
         halvings=halvings,
         lowered_until=until,
         undone=True,
+        simulated=0.0,  # simulated time is that of the rounds that count
+        late=(),
     )
 
 

@@ -18,7 +18,7 @@ from sepal.server.central_noise import CentralNoise
 from sepal.server.downloads import Downloads, room
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import RunStore
-from sepal.server.summed_uploads import entries_of
+from sepal.server.summed_uploads import entries_of, reading
 from sepal.server.uploads import RoundUploads
 from sepal.wire.tensors import Values
 
@@ -117,17 +117,18 @@ def replayed_release(start: RoundStart, store: RunStore, setup: RunSetup) -> Rel
     round, data = start.plan.round, store.part(start.plan.round, RELEASED)
     if data is None:
         raise DamagedError(f"round {round}", "its noised mean", "none")
-    head, _, vector = data.partition(b"\n")
     entries = _entries(start, Downloads(start, room(setup)), setup)
-    mean = np.frombuffer(vector, "<f8")
-    if json.loads(head)["of"] != entries.digest() or mean.size != entries.count:
-        raise DamagedError(f"round {round}", "the noised mean of changes of its model", "another")
-    return _mean(entries, mean)
+    with reading(round, "the noised mean of changes of its model"):
+        head, _, vector = data.partition(b"\n")
+        mean = np.frombuffer(vector, "<f8")
+        if json.loads(head)["of"] != entries.digest() or mean.size != entries.count:
+            raise ValueError("of another model")
+        return _mean(entries, mean)
 
 
 def _entries(start: RoundStart, downloads: Downloads, setup: RunSetup) -> Entries:
-    """Return the entries that all clients send, whoever was asked."""
-    return entries_of(start, downloads, setup, start.state.participants[0])
+    """Return the entries that all clients send, whoever was asked, and also if all were evicted."""
+    return entries_of(start, downloads, setup, min(start.state.roster))
 
 
 def _mean(entries: Entries, mean: npt.NDArray[np.float64]) -> ReleasedMean:

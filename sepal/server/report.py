@@ -271,11 +271,20 @@ def metrics_line(
         "diverged": len(record.diverged),
         "halvings": record.halvings,
         **({"void": record.void} if record.void else {}),
+        **({"beyond_range": record.beyond_range} if record.beyond_range else {}),
+        **_simulated(record),
         **({"restarted": list(record.restarted)} if record.restarted else {}),
         "method": dict(method),
         "clients": [_client(record, name, sizes, figures, scoring) for name in sorted(record.replies)],
         "not_accepted": [{"client": e.client, "status": e.status, "reason": e.reason} for e in refusals],
     }
+
+
+def _simulated(record: RoundRecord) -> dict[str, Any]:
+    """Return what a line says of simulated time; nothing in a run that it does not concern."""
+    if not (record.simulated or record.late):
+        return {}
+    return {"simulated": {"seconds": record.simulated, "late": list(record.late)}}
 
 
 def _client(

@@ -35,6 +35,7 @@ def plan_requests(
     best: Mapping[str, str],
     drawn: Sequence[str] | None = None,
     oversampled: bool = False,
+    simulated: bool = False,
 ) -> tuple[dict[str, Request], frozenset[str]]:
     """Return the round's requests by client name, in the order of names, and which of these clients are spare.
 
@@ -46,10 +47,11 @@ def plan_requests(
         drawn: Who trains, if it was drawn already: with ``roster = "drawn"``, where the last of them are spare, or by
             ``privacy.sampling = "poisson"``, which may draw any number.
         oversampled: Whether ``oversample`` applies. A full evaluation waits for everybody, so nobody is spare there.
+        simulated: Whether it applies in simulated time, in which evaluations take none: then also there.
     """
     full = is_full(start, config)
     trained, others = _trained(start, config, drawn)
-    spare = frozenset(others if oversampled and not full else ())
+    spare = frozenset(others if simulated or (oversampled and not full) else ())
     training = {*trained, *spare}
     requested = training | set(_evaluated(start, config)) if full else training
     state, views = start.state, _views(start, config)

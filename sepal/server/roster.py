@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Protocol
 
 from sepal.config.agreement import disagreement
 from sepal.errors import ChangedDataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
+from sepal.flower.simulation import starts_ray
 from sepal.protocol.messages import MOST_VERSIONS, Reply, is_version, version_round
 from sepal.protocol.peer import ourselves
 from sepal.protocol.types import ClientInfo
@@ -28,7 +28,6 @@ log = logging.getLogger("sepal")
 
 PATIENCE = 60.0  # seconds to wait for a new client's first answer, which includes its start-up
 PEER = "protocol"  # the fact of an answer that the server adds: the number of the client's protocol
-SIMULATION = "flwr.simulation.app"  # a module that only Flower's simulation imports
 _LONGEST_REST = 64  # refreshes
 
 
@@ -353,7 +352,7 @@ def wait(
             if (needed and present == needed) or (not needed and present and settled):
                 return
             needed_text = f"{needed}" if needed else "all"
-            hint = simulation_hint(needed, present) if SIMULATION in sys.modules else ""
+            hint = simulation_hint(needed, present) if starts_ray() else ""
             hint = f"; nodes answer: {'; '.join(errors[:3])}" if errors else hint
         else:
             wanted_names = set(needed) - set(evicted)

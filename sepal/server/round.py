@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from flwr.app import RecordDict
 
@@ -38,8 +39,9 @@ from sepal.protocol.messages import (
     write_order,
 )
 from sepal.protocol.types import ClientInfo, Kind
+from sepal.secure.keys import halves
 from sepal.server.accounting import Spent, is_over_budget
-from sepal.server.answers import Growth, attributed, check_reply, keys_of
+from sepal.server.answers import Growth, attributed, check_other_keys, check_reply, keys_of
 from sepal.server.central_noise import CentralNoise
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
@@ -53,9 +55,11 @@ from sepal.server.round_ledger import RoundLedger
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.server.secure_round import SecureRound
+from sepal.server.simulated_rounds import SimulatedRounds
 from sepal.server.step_messages import FAILED, AskClients, StepMessages
-from sepal.server.summed_uploads import SummedUploads, summed_uploads, sums_by_name
+from sepal.server.summed_uploads import SummedUploads, reading, summed_uploads, sums_by_name
 from sepal.server.uploads import RoundUploads
+from sepal.simulated_time import RoundEnd
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -64,6 +68,7 @@ Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
 ADVICE = "an upload may have been poisoned: go back with --from-round, and set max-update-norm"
 NOTHING = Spent()
+NO_REST = 0.0, 0.0  # may be asked at once
 MOST_FAILED = 3  # failures before a client is given up; a held lock may be temporary
 FIRST_REST, MOST_REST = 1.0, 30.0  # seconds before a client that cannot write is asked again; they grow
 
@@ -80,10 +85,11 @@ class Round:
         evicted: Clients that are not asked.
         drawn: Who trains, if it was drawn already (:func:`sepal.server.requests.plan_requests`).
         local: Whether the clients are in this process or its workers: messages are not written, and ``oversample`` and
-            ``deadline`` do not apply, by which a round goes on without the late.
+            ``deadline`` do not apply, by which a round goes on without the late; but with ``simulated``.
         lowered_until: The last round that is to have the learning rate of this one, if that is halved.
         central: Adds noise to the mean of the round's uploads; None in a run without ``privacy.mode = "central"``.
         released: With it, what the rounds before have released.
+        simulated: Judges the replies by simulated time; None in a run without.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class Round:
         lowered_until: int = 0,
         central: CentralNoise | None = None,
         released: Spent = NOTHING,
+        simulated: SimulatedRounds | None = None,
     ) -> None:
         self._start, self._store, self._config = start, store, setup.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
@@ -108,33 +115,45 @@ class Round:
         self.uploads: RoundUploads | SummedUploads | ReleasedMean = self._decoded
         self._central = None if start.closing else central
         self._release: Release | None = None
-        self._released = released
-        self._zeros: set[str] = set()  # with central noise, whose uploads count as none
-        self._most = most_message_bytes(setup)
+        self._released_before = released
+        self._counted_as_zero: set[str] = set()  # with central noise, whose refused uploads count as a change of zero
+        self._most_bytes = most_message_bytes(setup)
         self._digests: dict[str, str] = {}
-        self._started = time.monotonic()
+        self._began_at = time.monotonic()
         self._replies: dict[str, Reply] = {}
         self._failed: dict[str, SepalError] = {}
         self._failures: dict[str, int] = {}
-        self._away: set[str] = set()
+        self._noted_absent: set[str] = set()  # which the ledger says of a client once in a round
         self._unable: dict[str, SepalError] = {}
-        self._rests: dict[str, tuple[float, float]] = {}  # client to when it is asked again, and its next rest
-        self._absent: set[str] = set()
-        self._local, self._oversamples = local, not local and not start.closing
+        self._client_rests: dict[str, tuple[float, float]] = {}  # client to when it is asked again, and its next rest
+        self._node_rests: dict[int, tuple[float, float]] = {}  # the same of nodes that answer with an error
+        self._not_connected: set[str] = set()  # when the server last sent
+        self._simulated = None if start.closing else simulated
+        self._simulated_end: RoundEnd | None = None
+        self._local, self._oversamples = local, not local and not start.closing and self._simulated is None
         self._late: dict[str, str] = {}
         self._settled = False
         self.full = is_full(start, setup.config)
         durable, best = store.durable(), store.best_versions()
-        self._requests, self._spare = plan_requests(start, setup.config, durable, best, drawn, self._oversamples)
+        self._requests, self._spare = plan_requests(
+            start,
+            setup.config,
+            durable,
+            best,
+            drawn,
+            oversampled=self._oversamples,
+            simulated=self._simulated is not None,
+        )
         self._secure = setup.config.secure != "off"
         self._dense = 4 * sum(parameter.size for parameter in setup.layout)
         self._ledger = RoundLedger(start.plan.round, self._dense, self._secure)
         self._advertised: dict[str, Content] = {}
+        self._public_keys: set[bytes] = set()
         self._summed: Mapping[str, float] = {}
-        self._void = ""
+        self._void, self._beyond_range = "", 0
         self.waiting = set(self._requests)
         self._guard = Guard(start.algorithm, setup, start.state.server, start.plan.clip)
-        self._attempts = store.undone(start.plan.round)
+        self._undone = store.undone(start.plan.round)  # the attempts at this round before
         self._lowered_until, self._taken_up = lowered_until, False
         self._norm_factor = setup.config.max_update_norm or (NORM_FACTOR if start.plan.halvings else 0.0)
         self._norms: dict[str, float] = {}
@@ -162,7 +181,7 @@ class Round:
     @property
     def absent(self) -> set[str]:
         """Those that it waits for and that were not connected when it last looked; other threads may ask."""
-        return self._absent.intersection(list(self.waiting))
+        return self._not_connected.intersection(list(self.waiting))
 
     def evict(self, names: Collection[str]) -> None:
         """Stop waiting for the clients ``names``; an upload that was accepted before counts."""
@@ -189,21 +208,31 @@ class Round:
                 that did not reply.
         """
         now = time.monotonic()
-        rested = {name for name in self.waiting & set(nodes) if self._rests.get(name, (now, 0.0))[0] <= now}
+        rested = {
+            name
+            for name in self.waiting & set(nodes)
+            if max(self._client_rests.get(name, NO_REST)[0], self._node_rests.get(nodes[name], NO_REST)[0]) <= now
+        }
         present = sorted(rested, key=lambda name: (name in self._spare, name))
         names = {nodes[name]: name for name in present}
         absent = sorted(self.waiting - set(nodes))
-        self._absent = set(absent)
+        self._not_connected = set(absent)
         missing: Mapping[int, str] = {}
         if names:
-            take: Take = lambda node, records: self.accept(names[node], records)  # noqa: E731
+
+            def take(node: int, records: RecordDict) -> None:
+                self.accept(names[node], records)
+
             missing = deliver(list(names), lambda node: self._compose(names[node]), take)
         for node, reason in missing.items():
             self.lose(names[node], reason)
+            if reason.startswith("error "):  # an answer at once, each of which costs a message and two entries
+                # The first one is a restart, as a rule.
+                self._node_rests[node] = _rest_again(self._node_rests.get(node), 0.0)
         for name in absent:
-            if name not in self._away:  # one entry a round
+            if name not in self._noted_absent:  # one entry a round
                 self._ledger.missing(self._requests[name], "not connected")
-        self._away.update(absent)
+        self._noted_absent.update(absent)
 
     def lose(self, name: str, reason: str) -> None:
         """Note that a client of the round has not answered."""
@@ -238,8 +267,9 @@ class Round:
         return not self.waiting
 
     def _counted(self) -> int:
-        """Return how many clients that were asked for more than an evaluation have an accepted reply."""
-        return sum(self._trains(name) for name in self._replies)
+        """Return how many clients that were asked for more than an evaluation have an accepted reply that counts."""
+        late = self._simulated_end.late if self._simulated_end else ()
+        return sum(self._trains(name) and name not in late for name in self._replies)
 
     def note_late(
         self, name: str, records: RecordDict | None, reason: str = "a second reply, or one to a round that had ended"
@@ -256,14 +286,14 @@ class Round:
             return
         content, size = Content(), message_bytes(records)
         try:
-            check_size(size, self._most)
+            check_size(size, self._most_bytes)
             reply, content = read_reply(records, keys_of(self._setup))
-            self._check(request, reply, content)
+            self._check_reply(request, reply, content)
         except SepalError as reason:
             self._note_refused(request, records, content, size, reason)
             return
         self.waiting.discard(name)
-        self._keep(request, content)
+        self._keep_upload(request, content)
         self._downloads.drop(name)
         self._replies[name] = reply
         self._note_able(name)
@@ -272,11 +302,13 @@ class Round:
         self._ledger.accepted(request, content, size)
         self.settle()
 
-    def _check(self, request: Request, reply: Reply, content: Content) -> None:
+    def _check_reply(self, request: Request, reply: Reply, content: Content) -> None:
         """Check a reply, and its upload as far as it can be seen."""
         name, secure = request.client, self._secure
         client, scoring = self._start.state.roster[name], self._setup.task.scoring
         check_reply(request.order, client, self._digests[name], reply, content, scoring, self._growth(client), secure)
+        if secure and sums_up(request.order):
+            check_other_keys(content, self._public_keys)
         if request.order.kind is Kind.TRAIN and secure:
             self._start.upload_schema(name)  # refuses a client that the method cannot have
         elif request.order.kind is Kind.TRAIN:
@@ -288,12 +320,13 @@ class Round:
             if refused := self._guard.refused_change(self._decoded.changes(name, content)):
                 raise DivergedError("upload", *refused)
 
-    def _keep(self, request: Request, content: Content) -> None:
+    def _keep_upload(self, request: Request, content: Content) -> None:
         """Keep an upload that counts; with secure sums, the keys that came in its place."""
         name = request.client
         if self._secure:
             if sums_up(request.order):
                 self._advertised[name] = content
+                self._public_keys.update(halves(content.data))
         elif request.order.kind is Kind.TRAIN:
             if self._norm_factor:
                 self._norms[name] = self._decoded.norm(name, content)
@@ -311,7 +344,7 @@ class Round:
     def _note_refused(
         self, request: Request, records: RecordDict, content: Content, size: int, reason: SepalError
     ) -> None:
-        """Record why a reply was refused; stop waiting for the client if another one would be refused, too.
+        """Record why a reply was refused, and stop waiting for the client if it would fail again.
 
         Args:
             request: What it answers.
@@ -335,14 +368,15 @@ class Round:
             return
         self.waiting.discard(name)  # asked again, it would fail again
         if self._config.privacy.central and self._trains(name):
-            self._zeros.add(name)
+            self._counted_as_zero.add(name)
         if isinstance(reason, DivergedError):
             self._diverged[name] = str(reason)
 
     def _note_unable(self, request: Request, content: Content, size: int, reason: SepalError) -> None:
         """Note that a client cannot work for now, as one with a full disk: it is away, and asked again and again.
 
-        Each time it is told once a round, and the client rests longer: it may have trained in vain.
+        The log and the ledger say so once in a round for each reason. From one time to the next, the client rests
+        longer before it is asked again, because it may have trained in vain.
         """
         name = request.client
         if name not in self._unable or self._unable[name].key != reason.key:
@@ -350,8 +384,7 @@ class Round:
             self._ledger.refused(request, content, size, str(reason))
             goes_on = "asked again" if self._config.on_missing == "retry" else "the round goes on without it"
             log.warning("round %d: %s; %s", self._plan.round, reason, goes_on)
-        rest = min(MOST_REST, 2 * self._rests[name][1]) if name in self._rests else FIRST_REST
-        self._rests[name] = time.monotonic() + rest, rest
+        self._client_rests[name] = _rest_again(self._client_rests.get(name), FIRST_REST)
 
     def _note_able(self, name: str) -> None:
         """Say that a client has answered that could not write before."""
@@ -371,9 +404,9 @@ class Round:
             raise FailedError(who, "take part", causes_of(self._failed.values()))
         if self.waiting and config.on_missing == "retry":
             unable = causes_of(self._unable[name] for name in sorted(self.waiting & self._unable.keys()))
-            got = "; ".join([_some(sorted(self.waiting)), *([unable] if unable else [])])
+            got = "; ".join([_missing(sorted(self.waiting)), *([unable] if unable else [])])
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", got)
-        counted = self._counted() + len(self._zeros)
+        counted = self._counted() + len(self._counted_as_zero)
         if self._plan.round > 1 and counted < config.min_replies and self.unstable:  # on-divergence = "keep"
             few = "no client" if not counted else "too few clients"
             log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
@@ -400,6 +433,7 @@ class Round:
         return tuple(name for name in self._requests if self._trains(name))
 
     def _trains(self, name: str) -> bool:
+        """Return whether a client was asked for more than an evaluation."""
         return self._requests[name].purpose != "evaluation"
 
     def record(self, server_seconds: float = 0.0) -> RoundRecord:
@@ -413,7 +447,8 @@ class Round:
         Raises:
             RoundError: Too few replies. The round does not count, and the run can be resumed.
         """
-        total = time.monotonic() - self._started
+        total = time.monotonic() - self._began_at
+        self._discard_late()
         for name, reason in too_large(self._norms, self._norm_factor).items():
             self._refuse(name, reason)
         if not self._secure:  # then it was checked before the steps of the sum
@@ -430,6 +465,26 @@ class Round:
             for name, reason in result.refused.items():
                 self._refuse(name, reason)
         return self._record(total, server_seconds)
+
+    def _discard_late(self) -> None:
+        """Leave the uploads out that came too late in simulated time; what their clients evaluated counts."""
+        if self._simulated is None or (end := self._find_simulated_end()) is None:
+            return
+        self._simulated_end = end
+        for name in end.late:
+            self._decoded.refuse(name)
+            self._norms.pop(name, None)
+            self._replies[name] = replace(self._replies[name], kind=Kind.ADAPT, version="")
+            self._ledger.revoke(name, self._simulated.reason(end), "late")
+
+    def _find_simulated_end(self) -> RoundEnd | None:
+        """Return when the round ended in simulated time; None if nobody was asked to train."""
+        trained = [name for name, request in self._requests.items() if request.order.kind is Kind.TRAIN]
+        if self._simulated is None or not trained:
+            return None
+        may_come = sum(name in self._replies or name in self.waiting for name in trained)  # others have refused
+        needed = min(len(trained) - len(self._spare), may_come)
+        return self._simulated.end(self._ledger.entries, self._replies, needed)
 
     def secure_sums(self, ask: AskClients) -> None:
         """Take the steps of the round's secure sums, if it has any, with the clients that have trained.
@@ -453,12 +508,17 @@ class Round:
             }
             self._steps.open(groups, self._views)
         sums = self._steps.sums(partial(self._ask, ask))
-        self._summed = sums_by_name(sums, self._views)
+        with reading(self._plan.round, "its sum") if self._taken_up else nullcontext():
+            self._summed = sums_by_name(sums, self._views)
+            self.uploads = summed_uploads(self._start, self._downloads, self._setup, sums)
+            self._beyond_range = sum(part.beyond for part in sums)
+        if self._beyond_range:
+            text = "round %d: %d of %d clients changed an entry by more than secure-range, or to no number"
+            log.warning(f"{text}: they count as unchanged", self._plan.round, self._beyond_range, len(self.uploads))
         for part in (part for part in sums if part.trains):
             self._void = part.void
             for name in part.lost.keys() & self._replies.keys():
                 self._refuse(name, f"upload: not in the sum: {part.lost[name]}")
-        self.uploads = summed_uploads(self._start, self._downloads, self._setup, sums)
 
     def take_up(self) -> bool:
         """Go on with a round whose clients had trained when the server was killed; return whether there is one."""
@@ -467,14 +527,17 @@ class Round:
         record: RoundRecord = restore(RoundRecord, {}, head)
         self._replies, self._taken_up = dict(record.replies), True
         self._ledger = RoundLedger(self._plan.round, self._dense, True, record.ledger)
-        self._attempts = None  # what they have cost is in that record
+        self._undone = None  # what they have cost is in that record
         self._diverged = dict.fromkeys(record.diverged, "its training diverged before the server was restarted")
         self.waiting.clear()
         return True
 
     @cached_property
     def _steps(self) -> SecureRound:
-        snapshot = lambda: flatten(self._record(time.monotonic() - self._started, 0.0))[1]  # noqa: E731
+        def snapshot() -> Any:
+            """Return what the round has so far, for a server that is killed between two steps."""
+            return flatten(self._record(time.monotonic() - self._began_at, 0.0))[1]
+
         return SecureRound(self._start, self._setup, self._store, self._downloads, snapshot)
 
     @property
@@ -484,8 +547,12 @@ class Round:
     def _ask(
         self, ask: AskClients, kind: Kind, questions: Mapping[str, Content], take: Callable[[str, Content], None]
     ) -> None:
-        waiting, about = set(questions) - self._evicted, (self._start, self._setup, self._requests, self._ledger)
-        ask(StepMessages(kind, questions, take, *about, self._local, waiting))
+        waiting = set(questions) - self._evicted
+        ask(
+            StepMessages(
+                kind, questions, take, self._start, self._setup, self._requests, self._ledger, self._local, waiting
+            )
+        )
 
     def _aggregate_sum(self) -> None:
         """Compute the round's result from its sum; a void round leaves the model as it is."""
@@ -502,11 +569,16 @@ class Round:
 
     def _add_noise(self, central: CentralNoise) -> None:
         """Compute the round's result from the noised mean of its uploads; a void round leaves the model as it is."""
-        about = self._start, self._downloads, self._setup, self._decoded, self._replies, self._store
-        spent, asked = self._released, self._asked_to_train
-        fits: Callable[[int], bool] = lambda count: not is_over_budget(self._config, spent.plus(count, asked))  # noqa: E731
-        self._release = released(central, *about, fits)
-        self._replies = {name: _without_bit(reply) for name, reply in self._replies.items()}
+        spent, asked = self._released_before, self._asked_to_train
+
+        def fits(count: int) -> bool:
+            """Return whether so many releases, with those of the rounds before, stay within the budget."""
+            return not is_over_budget(self._config, spent.plus(count, asked))
+
+        self._release = released(
+            central, self._start, self._downloads, self._setup, self._decoded, self._replies, self._store, fits
+        )
+        self._replies = {name: _without_clip_bit(reply) for name, reply in self._replies.items()}
         if self._release.uploads is None:
             self.uploads, self._void = SummedUploads([], None), self._release.void
         else:
@@ -517,10 +589,10 @@ class Round:
 
     def failed(self, server_seconds: float = 0.0) -> RoundRecord:
         """Return what the round has cost although it does not count; its replies are of no use."""
-        return replace(self._record(time.monotonic() - self._started, server_seconds), replies={})
+        return replace(self._record(time.monotonic() - self._began_at, server_seconds), replies={}, late=())
 
     def _record(self, total: float, server_seconds: float) -> RoundRecord:
-        before, lowered = self._attempts, self._plan.halvings
+        before, lowered = self._undone, self._plan.halvings
         trained = [reply.metrics.get("seconds", 0.0) for reply in self._replies.values()]
         spent = {"total": total, "train": max(trained, default=0.0), "server": server_seconds}
         return RoundRecord(
@@ -540,16 +612,25 @@ class Round:
             best_round=self._start.best_round,
             summed=self._summed,
             void=self._void,
+            beyond_range=self._beyond_range,
             releases=self._release.count if self._release else 0,
             clip=self._release.clip if self._release else 0.0,
+            simulated=self._simulated_end.seconds if self._simulated_end else 0.0,  # without attempts before it
+            late=self._simulated_end.late if self._simulated_end else (),
             restarted=tuple(sorted({*(before.restarted if before else ()), *self._start.state.restarting})),
         )
 
 
-def _without_bit(reply: Reply) -> Reply:
+def _without_clip_bit(reply: Reply) -> Reply:
     """Return a reply as it is stored: a client's bit has no noise, and only the noised sum of bits may leave."""
     return replace(reply, metrics={key: value for key, value in reply.metrics.items() if key != WITHIN_CLIP})
 
 
-def _some(names: Sequence[str]) -> str:
+def _rest_again(rest: tuple[float, float] | None, first: float) -> tuple[float, float]:
+    """Return until when a client rests, and for how many seconds: twice as long as before, or ``first``."""
+    seconds = first if rest is None else min(MOST_REST, max(2 * rest[1], FIRST_REST))
+    return time.monotonic() + seconds, seconds
+
+
+def _missing(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") + " missing"

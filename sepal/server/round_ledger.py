@@ -72,11 +72,12 @@ class RoundLedger:
             )
         )
 
-    def revoke(self, client: str, reason: str) -> None:
-        """Mark the accepted reply of ``client`` as refused."""
+    def revoke(self, client: str, reason: str, status: str = "refused") -> None:
+        """Mark the accepted reply of ``client`` as refused, or as late: a late upload has cost what it would have."""
         for index, entry in enumerate(self._entries):
             if (entry.client, entry.direction, entry.status) == (client, "up", "accepted"):
-                self._entries[index] = replace(entry, dense=0, status="refused", reason=reason)
+                dense = entry.dense if status == "late" else 0
+                self._entries[index] = replace(entry, dense=dense, status=status, reason=reason)
 
     @property
     def causes(self) -> str:

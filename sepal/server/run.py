@@ -6,6 +6,7 @@ Nothing here sends or receives a message; :class:`sepal.server.strategy.SepalStr
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from sepal.server.report import RunFigures, metrics_line
 from sepal.server.rules import check_central
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
+from sepal.server.simulated_rounds import SimulatedRounds
 from sepal.server.stopping import Stopping
 from sepal.storage.serialize import digest_arrays
 
@@ -41,7 +43,7 @@ class ServerRun:
         method: The method's record.
         setup: Model layout, initial weights and configuration.
         store: Stores what is needed to resume. A run that it has is continued.
-        secret: What central noise and a secret draw follow from; empty: from the run's seed.
+        secret: What central noise and a secret draw follow from; empty: drawn anew, which a stored run does not admit.
 
     Attributes:
         state: The run's state.
@@ -49,10 +51,12 @@ class ServerRun:
         report: Its figures.
         stopping: Whether it ends early.
         central: The noise of ``privacy.mode = "central"``; None in another run.
+        simulated: Judges rounds by simulated time; None in a run without.
 
     Raises:
         StateError: The stored run has other initial weights.
-        ConfigError: What the method sends cannot have central noise, or not one round is within ``privacy.budget``.
+        ConfigError: What the method sends cannot have central noise, not one round is within ``privacy.budget``, a
+            run that is stored has no secret for the noise, or the profile of devices cannot be read.
     """
 
     def __init__(self, method: Method, setup: RunSetup, store: RunStore, secret: bytes = b"") -> None:
@@ -60,7 +64,10 @@ class ServerRun:
         self.algorithm = method.make_server(setup)
         check_central(self.algorithm, method, setup.config)
         check_budget(setup.config)
-        self.central = CentralNoise.of(setup.config, secret) if setup.config.privacy.central else None
+        self.central = (
+            CentralNoise.of(setup.config, secret or _new_secret(store)) if setup.config.privacy.central else None
+        )
+        self.simulated = SimulatedRounds.of(setup.config)
         weights, stored = digest_arrays(setup.start), store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
@@ -101,8 +108,8 @@ class ServerRun:
         Raises:
             ConfigError: The run has ended at another round, or clients' learning rate depends on ``rounds``.
         """
-        if rounds not in (None, self.config.rounds) and self.config.schedule != "constant":
-            raise ConfigError("num_rounds", f"rounds = {self.config.rounds}, which clients' schedule has", rounds)
+        if rounds not in (None, self.config.rounds) and (by := self.config.depends_on_rounds):
+            raise ConfigError("num_rounds", f"rounds = {self.config.rounds}, on which {by} depends", rounds)
         changes = {key: value for key, value in (("rounds", rounds), ("timeout", timeout)) if value is not None}
         if changes:
             self.setup = replace(self.setup, config=self.config.model_copy(update=changes))
@@ -273,3 +280,15 @@ class ServerRun:
         if record := self.store.replay(self.state.round):
             self.store.commit(replace(record, stopped=True))
         self.stopping = self.stopping.stopped_by_caller()
+
+
+def _new_secret(store: RunStore) -> bytes:
+    """Return a secret for a run in memory. That of a stored run must be stored, too, or its releases could not be told.
+
+    Raises:
+        ConfigError: The run is stored.
+    """
+    if store.lasts:
+        expected = "local, or SepalStrategy(…, secret=…) with 32 secret bytes that are kept for the whole run"
+        raise ConfigError("privacy.mode", expected, "central, with a store and without a secret")
+    return os.urandom(32)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sepal.method.aggregation import aggregated
 from sepal.method.algorithms import ForgetsEvicted, LearnsRoster, ServerAlgorithm
 from sepal.protocol.messages import Reply
 from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads
@@ -91,11 +92,17 @@ class RoundRecord:
         restarted: Names of the clients that had lost the version of their state, and started again as newcomers.
         summed: With secure sums, the sums of all clients' figures by name (:mod:`sepal.protocol.summed`).
         void: With secure sums, why no update counts; the server's state is then as before. Empty if the sum counts.
+        beyond_range: With secure sums, how many clients changed an entry by more than ``secure-range``, so that they
+            count as unchanged.
         best_round: In the closing round of a run with ``final-model = "best"``, the round whose full evaluation was
             best: what it started from is evaluated again; else 0.
         releases: With ``privacy.mode = "central"``, how many different sums of this round were released, noised; 0
             where nothing was.
         clip: With it, the largest norm of an update in the next round.
+        simulated: With ``devices`` and ``oversample`` or ``deadline``, the seconds of simulated time that the round
+            took, without attempts that were undone; else 0.
+        late: Names of the clients whose uploads came too late in simulated time, sorted. Their replies are those of
+            an evaluation: figures without an upload and a state.
     """
 
     round: int
@@ -117,8 +124,11 @@ class RoundRecord:
     restarted: tuple[str, ...] = field(default=(), metadata=SPARING)
     summed: Mapping[str, float] = field(default_factory=dict, metadata=SPARING)
     void: str = field(default="", metadata=SPARING)
+    beyond_range: int = field(default=0, metadata=SPARING)
     releases: int = field(default=0, metadata=SPARING)
     clip: float = field(default=0.0, metadata=SPARING)
+    simulated: float = field(default=0.0, metadata=SPARING)
+    late: tuple[str, ...] = field(default=(), metadata=SPARING)
 
 
 @dataclass(frozen=True)
@@ -226,7 +236,7 @@ def advance(
     state: Any = start.state.server
     metrics: Metrics = {}
     if not start.closing and not record.void:
-        state, metrics = outcome or start.algorithm.aggregate(state, uploads, start.plan)
+        state, metrics = outcome or aggregated(start.algorithm, state, uploads, start.plan)
     gone = sorted(set(record.evicted) - set(start.state.evicted))
     if gone and isinstance(start.algorithm, ForgetsEvicted):
         state = start.algorithm.evicted(state, gone)

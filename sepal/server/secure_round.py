@@ -15,7 +15,7 @@ from sepal.config import RunConfig
 from sepal.errors import SepalError
 from sepal.method.interface import RunSetup
 from sepal.protocol.messages import Content
-from sepal.protocol.summed import UPDATE, Entries, figure_names
+from sepal.protocol.summed import UPDATE, Entries, figure_count
 from sepal.protocol.types import Kind, Payload, Upload
 from sepal.secure import formats
 from sepal.secure.formats import Terms
@@ -24,7 +24,8 @@ from sepal.secure.server import Member, Members
 from sepal.server.downloads import Downloads
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import RunStore
-from sepal.server.summed_uploads import SUM, StoredSum, entries_of, pack, read_sums, unpack, write_sums
+from sepal.server.summed_uploads import SUM, StoredSum, entries_of, pack, read_sums, reading, unpack, write_sums
+from sepal.storage.serialize import restore
 
 log = logging.getLogger("sepal")
 
@@ -69,6 +70,14 @@ class Group:
     def check(self, left: int) -> None:
         """Make the sum void if too few clients are left."""
         self.void = self.void or self.members.too_few(left)
+
+    def check_range(self) -> None:
+        """Make the sum void if most of its clients' updates are beyond ``secure-range``: training has diverged."""
+        beyond = self.stored().beyond
+        if 2 * beyond > len(self.counted):
+            reach = f"at most {self.members.terms.range:g} (secure-range)"
+            got = f"{beyond} of {len(self.counted)} that changed an entry by more, or to no number"
+            self.void = f"clients: expected most to change each entry by {reach}, got {got}"
 
     def stored(self) -> StoredSum:
         """Return what is kept of it once the round has ended."""
@@ -126,7 +135,7 @@ class SecureRound:
         """
         for trains, replies in advertised.items():
             if replies:
-                self._groups.append(Group(trains, self._members(trains, replies, len(figure_names(views)))))
+                self._groups.append(Group(trains, self._members(trains, replies, figure_count(views))))
         for group in self._groups:
             group.check(len(group.members.members))
         self._keep(MEMBERS, [_members_head(group) for group in self._groups])
@@ -160,7 +169,15 @@ class SecureRound:
         return float(algorithm.weigh(Upload(self._start.state.roster[name], Payload())))
 
     def resume(self) -> dict[str, Any] | None:
-        """Take up the round where a server that was killed has left it; return the record of the time, or None."""
+        """Take up the round where a server that was killed has left it; return the record of the time, or None.
+
+        Raises:
+            DamagedError: What it has left cannot be used.
+        """
+        with reading(self._round, "the steps of its secure sum"):
+            return self._resumed()
+
+    def _resumed(self) -> dict[str, Any] | None:
         for name in (SUM, COUNTED, SHARES, MEMBERS):
             if (data := self._store.part(self._round, name)) is None:
                 continue
@@ -175,8 +192,8 @@ class SecureRound:
                 self._take_shares()
             if name == COUNTED:
                 for group, stored in zip(self._groups, head["groups"], strict=True):
-                    group.void = stored["void"]
-                    for number in stored["counted"]:
+                    group.void = restore(str, {}, stored["void"])
+                    for number in restore(tuple[int, ...], {}, stored["counted"]):
                         self._add(group, number, self._store.part(self._round, self._masked_name(group, number)) or b"")
             return dict(head["record"])
         return None
@@ -184,8 +201,8 @@ class SecureRound:
     def _take_shares(self) -> None:
         head, blobs = unpack(self._store.part(self._round, SHARES) or b"")
         for group, stored in zip(self._groups, head["groups"], strict=True):
-            group.void = stored["void"]
-            for number in stored["dealers"]:
+            group.void = restore(str, {}, stored["void"])
+            for number in restore(tuple[int, ...], {}, stored["dealers"]):
                 group.ciphertexts[number] = formats.read_ciphertexts(SHARES, blobs.pop(0))
 
     def _keep(self, name: str, groups: list[dict[str, Any]], blobs: list[bytes] | None = None) -> None:
@@ -274,6 +291,8 @@ class SecureRound:
                 group.vector = group.members.unmask(masked, group.ciphertexts.keys(), group.counted, group.answers)
             except SepalError as reason:
                 group.void = str(reason)
+            else:
+                group.check_range()
 
     def _add(self, group: Group, number: int, vector: bytes) -> None:
         if group.masked is None:
@@ -294,5 +313,9 @@ def _members_head(group: Group) -> dict[str, Any]:
 
 
 def _group(head: Mapping[str, Any]) -> Group:
-    members = [Member(name, bytes.fromhex(p), bytes.fromhex(c), weight) for name, p, c, weight in head["members"]]
-    return Group(head["trains"], Members(tuple(members), Terms(**head["terms"])), void=head["void"])
+    stored = (
+        {"name": name, "public": bytes.fromhex(public), "commitment": bytes.fromhex(commitment), "weight": weight}
+        for name, public, commitment, weight in head["members"]
+    )
+    members = Members(tuple(restore(Member, {}, member) for member in stored), restore(Terms, {}, head["terms"]))
+    return Group(restore(bool, {}, head["trains"]), members, void=restore(str, {}, head["void"]))

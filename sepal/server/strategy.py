@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.secure_round import MEMBERS
 from sepal.server.status import Status
 from sepal.server.step_messages import ask_clients
-from sepal.server.summed_uploads import SummedUploads, replayed_sum, unpack
+from sepal.server.summed_uploads import SummedUploads, reading, replayed_sum, unpack
 from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays, restore
 from sepal.training.threads import set_threads
@@ -63,8 +63,8 @@ class SepalStrategy:
         settle: With ``clients = 0``, the run starts once nobody new has registered for this many seconds.
         pause: Seconds before a client that did not reply is asked again.
         agreed: The keys on which clients must agree with the server; empty: no check.
-        secret: What noise with ``privacy.mode = "central"``, and a secret draw, follow from; empty: from the run's
-            seed, as in a simulation.
+        secret: What noise with ``privacy.mode = "central"``, and a secret draw, follow from; empty: drawn anew, and
+            lost with this process.
     """
 
     def __init__(
@@ -196,6 +196,7 @@ class SepalStrategy:
             if run.state.closed:
                 return
         state = await_clients(run, contact, self._settle)
+        self._check_room(state, state.participants)  # whoever may train in any round
         if run.fresh:
             run.begin(state)
             self._tell_opened()
@@ -243,8 +244,17 @@ class SepalStrategy:
         by_secret = run.drawn(start)
         chosen, about = drawn if by_secret is None else by_secret, (run.setup, run.store, joined, stores)
         round = Round(
-            start, *about, connections.evicted, chosen, contact.local, until, run.central, run.report.released
+            start,
+            *about,
+            connections.evicted,
+            chosen,
+            contact.local,
+            until,
+            run.central,
+            run.report.released,
+            run.simulated,
         )
+        self._check_room(start.state, () if start.closing else [client.name for client in joined])
         self._refuse_lost(round.waiting)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
@@ -286,11 +296,22 @@ class SepalStrategy:
         for name, late in contact.latecomers():
             round.note_late(name, late)
 
+    def _check_room(self, state: RunState, names: Iterable[str]) -> None:
+        """Raise if one of these clients may be asked to train, and its simulated device cannot hold the model."""
+        run = self._run
+        if run.simulated:
+            size = 4 * sum(parameter.size for parameter in run.setup.layout)
+            clients = [state.roster[name] for name in sorted(set(names).intersection(state.participants))]
+            run.simulated.check_room(clients, size, not run.method.uses_capacity)
+
     def _left_round(self) -> RoundRecord | None:
         """Return the record so far of the next round, if a server was killed in the steps of its secure sum."""
         run = self._run
         data = run.store.part(run.state.round + 1, MEMBERS) if run.config.secure != "off" else None
-        return None if data is None else restore(RoundRecord, {}, unpack(data)[0]["record"])
+        if data is None:
+            return None
+        with reading(run.state.round + 1, "the members of its secure sum"):
+            return restore(RoundRecord, {}, unpack(data)[0]["record"])
 
     def _restart_lost(self) -> None:
         """Let the clients that have lost the version of their state be newcomers from now on, if the run says so."""

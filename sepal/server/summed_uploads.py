@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sepal.errors import DamagedError
+import numpy as np
+import numpy.typing as npt
+
+from sepal.errors import DamagedError, SepalError
 from sepal.method.interface import RunSetup
-from sepal.protocol.summed import Entries, added_sums, sums_of
+from sepal.protocol.summed import Entries, added_sums, beyond_range, sums_of
 from sepal.protocol.types import ClientInfo, Payload, Upload
 from sepal.secure.ring import Ring, mean_change, scale
 from sepal.server.downloads import Downloads, room
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import RunStore
+from sepal.storage.serialize import restore
 from sepal.wire.tensors import TensorSpec
 
 SUM = "sum"  # the part of a round that has the sums
@@ -52,6 +57,36 @@ class StoredSum:
     void: str = ""
     vector: bytes = field(default=b"", repr=False)
 
+    @property
+    def beyond(self) -> int:
+        """How many of the clients are beyond ``secure-range``, so that their updates count as no change.
+
+        Those that are only evaluated have no updates: what one that lies adds to their figure is nobody's.
+        """
+        return 0 if self.void or not self.trains else beyond_range(self.centred[1], len(self.names))
+
+    @property
+    def centred(self) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """The integers of the sum: entries, int64 (d,), and figures."""
+        return Ring(self.entries, self.bits, self.figures).centred(self.vector)
+
+
+@contextmanager
+def reading(round: int, what: str) -> Iterator[None]:
+    """Make one error of whatever is wrong with a stored part of a round, which may come from elsewhere.
+
+    Args:
+        round: The round.
+        what: The part, for the error.
+
+    Raises:
+        DamagedError: See above.
+    """
+    try:
+        yield
+    except (SepalError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as reason:
+        raise DamagedError(f"round {round}", what, f"a damaged one ({type(reason).__name__}: {reason})") from reason
+
 
 def pack(head: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
     """Return JSON and bytes as one part of a round."""
@@ -80,7 +115,7 @@ def read_sums(data: bytes) -> tuple[list[StoredSum], dict[str, Any]]:
     head, vectors = unpack(data)
     heads = head.pop("sums")
     pairs = zip(heads, vectors, strict=True)
-    return [StoredSum(**{**one, "names": tuple(one["names"])}, vector=vector) for one, vector in pairs], head
+    return [restore(StoredSum, {}, {**one, "vector": vector}) for one, vector in pairs], head
 
 
 @dataclass(frozen=True)
@@ -119,9 +154,8 @@ def summed_uploads(
     """Return a round's uploads, from its sums; nobody's if the sum of those that train is void."""
     for part in sums:
         if part.trains and not part.void:
-            ring = Ring(part.entries, part.bits, part.figures)
             factor = scale(part.bits, part.clients, part.range)
-            mean = mean_change(ring.centred(part.vector)[0], factor, part.total, part.weights)
+            mean = mean_change(part.centred[0], factor, part.total, part.weights)
             payload = Payload(entries_of(start, downloads, setup, part.names[0]).tensors(mean))
             return SummedUploads([start.state.roster[name] for name in part.names], payload)
     return SummedUploads([], None)
@@ -132,8 +166,7 @@ def sums_by_name(sums: Sequence[StoredSum], views: Sequence[str]) -> dict[str, f
     parts = []
     for part in sums:
         if not part.void:
-            figures = Ring(part.entries, part.bits, part.figures).centred(part.vector)[1]
-            parts.append(sums_of(figures, views, part.clients))
+            parts.append(sums_of(part.centred[1], views, part.clients))
     return added_sums(parts)
 
 
@@ -141,9 +174,10 @@ def replayed_sum(start: RoundStart, round: int, store: RunStore, setup: RunSetup
     """Return the uploads of a recorded round, from its stored sum.
 
     Raises:
-        DamagedError: There is none.
+        DamagedError: There is none, or it cannot be used.
     """
     data = store.part(round, SUM)
     if data is None:
         raise DamagedError(f"round {round}", "its sum", "none")
-    return summed_uploads(start, Downloads(start, room(setup)), setup, read_sums(data)[0])
+    with reading(round, "its sum"):
+        return summed_uploads(start, Downloads(start, room(setup)), setup, read_sums(data)[0])

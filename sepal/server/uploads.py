@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from sepal.errors import ProtocolError, WireError
 from sepal.method.algorithms import HasReference
 from sepal.method.interface import RunSetup
 from sepal.method.means import BLOCK, blocks, values
@@ -54,7 +55,11 @@ class RoundUploads:
             WireError: The bytes are not a payload, or do not match the schema.
             ProtocolError: A scalar is missing, unknown, of the wrong type or out of bounds.
         """
-        payload = self._decode(name, content)
+        try:
+            payload = self._decode(name, content)
+        except (WireError, ProtocolError) as reason:
+            got = f"{reason.got} in the upload (see {type(self._start.algorithm).__name__}.upload_schema)"
+            raise type(reason)(reason.key, reason.expected, got) from None
         self._decoded.keep(name, payload, payload_bytes(payload))
 
     def norm(self, name: str, content: Content | None = None) -> float:

@@ -199,6 +199,17 @@ def check_owner(path: Path) -> None:
         raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(status.st_mode):o}")
 
 
+def everything_below(path: Path) -> Iterator[Path]:
+    """Yield a path, and all files and directories below it, without following links.
+
+    What a process deletes meanwhile is left out; ``Path.rglob`` raises an error then.
+    """
+    yield path
+    if not path.is_symlink():
+        for directory, subdirectories, files in os.walk(path):
+            yield from (Path(directory, name) for name in chain(subdirectories, files))
+
+
 def sync_path(path: Path) -> None:
     """Sync a file's content or a directory's entries, so that both survive a power cut."""
     handle = os.open(path, os.O_RDONLY)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from sepal.errors import ConfigError, SepalError, StateError
@@ -115,3 +116,33 @@ def is_inside(path: Path, directory: Path) -> bool:
         return path.resolve(strict=True).is_relative_to(directory.resolve())
     except (OSError, RuntimeError):
         return False
+
+
+def check_inside(path: Path, directory: Path) -> None:
+    """Refuse a link that leads out of a directory in which a file is to be made or written.
+
+    Raises:
+        StateError: ``path`` is there, and not in ``directory`` once all links are followed.
+    """
+    if os.path.lexists(path) and not is_inside(path, directory):
+        raise StateError(str(path), f"nothing, or a file or directory in {directory}", "a link that leads out of it")
+
+
+def check_tree(directory: Path) -> None:
+    """Refuse a directory in which this process is to write and delete, if anything below it leads elsewhere.
+
+    Through a link it would write, cut off and delete files that are not in the directory; a pipe would keep it waiting.
+
+    Raises:
+        StateError: There is a link that leads out of it, a pipe, a socket or a device.
+    """
+    below = [directory]
+    while below:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(below.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    check_inside(Path(entry), directory)
+                elif entry.is_dir(follow_symlinks=False):
+                    below.append(Path(entry))
+                elif not entry.is_file(follow_symlinks=False):
+                    raise StateError(entry.path, "a regular file", "a pipe, socket or device")

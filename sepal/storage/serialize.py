@@ -31,10 +31,22 @@ _UNIONS = (typing.Union, types.UnionType)
 SPARING: Mapping[str, bool] = {"sparing": True}
 
 
+class _UnfitError(Exception):
+    """A state has an entry that cannot be stored; the text begins with the entry's path."""
+
+
 def flatten(value: object) -> tuple[Arrays, Any]:
-    """Return ``value`` as (arrays by path, JSON structure that refers to them)."""
+    """Return ``value`` as (arrays by path, JSON structure that refers to them).
+
+    Raises:
+        TypeError: It has an entry of another type than a state may have; the text names the state's class and the
+            entry: ``ClientState/model/w``.
+    """
     arrays: Arrays = {}
-    return arrays, _flatten(value, None, "", arrays)
+    try:
+        return arrays, _flatten(value, None, "", arrays)
+    except _UnfitError as unfit:
+        raise TypeError(f"{type(value).__name__ if is_dataclass(value) else 'state'}{unfit}") from None
 
 
 def not_finite(state: object) -> str:
@@ -52,7 +64,7 @@ def _flatten(value: object, hint: Any, path: str, arrays: Arrays) -> Any:
         return value.value
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
-            raise TypeError(f"{path or 'state'}: a state cannot hold an array of {value.dtype}")
+            raise _UnfitError(f"{path}: a state cannot hold an array of {value.dtype}")
         arrays[path] = np.asarray(value, value.dtype.newbyteorder("="), order="C")
         return {_ARRAY: path}
     if is_dataclass(value) and not isinstance(value, type):
@@ -61,13 +73,21 @@ def _flatten(value: object, hint: Any, path: str, arrays: Arrays) -> Any:
         return {name: _flatten(getattr(value, name), hints[name], f"{path}/{name}", arrays) for name in names}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value) or set(value) == {_ARRAY}:
-            raise TypeError(f"{path or 'state'}: a mapping's keys must be text, and not {_ARRAY} alone")
+            raise _UnfitError(f"{path}: a mapping's keys must be text, and not {_ARRAY} alone")
         inner = (*typing.get_args(hint), None, None)[1]
         return {str(key): _flatten(item, inner, f"{path}/{_step(key)}", arrays) for key, item in value.items()}
     if isinstance(value, tuple):
         inner = (*typing.get_args(hint), None)[0]
         return [_flatten(item, inner, f"{path}/{number}", arrays) for number, item in enumerate(value)]
-    raise TypeError(f"{path or 'state'}: a state cannot hold {type(value).__name__}")
+    kind = (
+        type(value).__name__
+        if type(value).__module__ == "builtins"
+        else f"{type(value).__module__}.{type(value).__name__}"
+    )
+    way = "; .numpy() makes one of it" if hasattr(value, "numpy") else ""
+    raise _UnfitError(
+        f"{path}: a state cannot hold {kind}, but arrays of NumPy, numbers, text, mappings and tuples{way}"
+    )
 
 
 def _step(key: str) -> str:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import time
-import tomllib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -30,9 +29,10 @@ from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.types import Kind
 from sepal.runs.stored_run import stored_summary
 from sepal.secure.client import SecureClient
-from sepal.storage.files import check_owner
+from sepal.storage.files import check_owner, everything_below
 from sepal.storage.home import home
 from sepal.storage.regular import read_text
+from sepal.storage.toml_text import parse_toml
 
 DAY = 24 * 3600.0
 _RUN = re.compile(r"[0-9a-f]{32}\Z")
@@ -176,7 +176,7 @@ def _servers(directory: Path, given_up: str) -> Iterator[Leftover]:
 def _is_complete(place: Path) -> bool:
     """Return whether the run of a server's home has its summary, where the home says that the run is."""
     try:
-        keys = tomllib.loads(read_text(place / "run-config.toml", within=place))
+        keys = parse_toml(read_text(place / "run-config.toml", within=place))
         return stored_summary(Path(str(keys["out"])) / place.name) is not None
     except (OSError, KeyError, ValueError, SepalError):
         return False
@@ -216,7 +216,7 @@ def _measured(paths: Collection[Path]) -> tuple[int, float]:
     """Return bytes of files and of what is in directories, and when one of them was last written."""
     size, used = 0, 0.0
     for path in paths:
-        for file in [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]:
+        for file in everything_below(path):
             with suppress(OSError):
                 facts = file.lstat()
                 size += facts.st_size if not file.is_dir() else 0

@@ -19,12 +19,14 @@ from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError, StateError, printable
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.runs.stored_run import NOTHING, Allowed, stored_config
+from sepal.simulated_time import DeviceProfile, read_profile
 from sepal.storage.files import write_atomically
 from sepal.storage.regular import is_inside, is_regular
 from sepal.strategies.registry import as_begun
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import RunResult, Variant, read_result
 from sepal.study.runs import INDEX, find_place, is_run, read_index, runs_of
+from sepal.study.simulated_time import DRAWS, ONE_DRAW
 from sepal.study.statistics import Difference
 from sepal.tasks.scoring import ACCURACY, Measure
 
@@ -72,6 +74,7 @@ class Comparison:
         target: Accuracy to be reached; None for :data:`NEAR` of the best in the cell.
         notes: Lines about the runs' rates.
         tuning: What trials tried and chose before the runs.
+        devices: The profile of devices by which hours are simulated, in place of those of the runs.
     """
 
     title: str
@@ -80,11 +83,18 @@ class Comparison:
     target: float | None = None
     notes: tuple[str, ...] = ()
     tuning: tuple[TuningResult, ...] = ()
+    devices: DeviceProfile | None = None
 
     @cached_property
     def measure(self) -> Measure:
         """The metric that the runs are compared by."""
         return next((result.measure for result in self.results if result.stored.lines), ACCURACY)
+
+    @cached_property
+    def draws(self) -> int:
+        """By how many draws of the devices hours are simulated: one if it has decided which uploads of a run count."""
+        judged = (r for r in self.results if r.devices is not None and self.devices in (None, r.devices))
+        return ONE_DRAW if any(result.times.acted for result in judged) else DRAWS
 
     @cached_property
     def cells(self) -> list[str]:
@@ -104,7 +114,7 @@ class Comparison:
                 by_label.setdefault(result.label, []).append(result)
         target = self.aim(cell)
         return [
-            Variant(label, cell, tuple(by_label[label]), target, self.view)
+            Variant(label, cell, tuple(by_label[label]), target, self.view, self.devices, self.draws)
             for label in self.labels
             if label in by_label
         ]
@@ -163,18 +173,20 @@ def _cell(run: PlannedRun) -> str:
     return ", ".join(filter(None, (run.block, run.cell)))
 
 
-def read_comparison(places: Sequence[str], allowed: Allowed = NOTHING) -> Comparison:
+def read_comparison(places: Sequence[str], allowed: Allowed = NOTHING, devices: str = "") -> Comparison:
     """Return the comparison of runs, of directories of `sepal compare`, or of both.
 
     Args:
         places: Run directories, runs' names, or directories with runs in them.
         allowed: What may be done beyond reading the runs' files.
+        devices: A profile of devices by which hours are simulated: a built-in one, or a file. Empty: the runs' own.
 
     Raises:
-        ConfigError: There is no such run, or two runs have different data; or the plan demands one kind of processor,
-            and there are several.
+        ConfigError: There is no such run or profile, or two runs have different data; or the plan demands one kind of
+            processor, and there are several.
         StateError: A run's files are damaged.
     """
+    profile = read_profile(devices) if devices else None
     comparisons: list[Comparison] = [_of_place(text, allowed) for text in places]
     by_path = {  # each run once
         result.stored.path.resolve(): result for comparison in comparisons for result in comparison.results
@@ -187,7 +199,7 @@ def read_comparison(places: Sequence[str], allowed: Allowed = NOTHING) -> Compar
     lines = [line for comparison in comparisons for line in comparison.notes]
     notes = tuple(dict.fromkeys((*lines, *mixed_processors(results))))
     tuning = tuple(dict.fromkeys(entry for comparison in comparisons for entry in comparison.tuning))
-    return replace(head, title=title, results=tuple(results), notes=notes, tuning=tuning)
+    return replace(head, title=title, results=tuple(results), notes=notes, tuning=tuning, devices=profile)
 
 
 def _of_place(text: str, allowed: Allowed) -> Comparison:

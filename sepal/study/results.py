@@ -11,16 +11,19 @@ points (``evaluate-every``): a mean over sampled clients is a different figure (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sepal.runs.claims import read_claims
+from sepal.runs.devices import stored_devices
 from sepal.runs.json_lines import Line, read_rows
 from sepal.runs.stored_run import NOTHING, Allowed, StoredRun, read_run
+from sepal.simulated_time import DeviceProfile
 from sepal.study import statistics
+from sepal.study.simulated_time import DRAWS, HOUR, RunTimes
 from sepal.study.statistics import BySeed, Difference, Estimate, Rise
 from sepal.tasks.scoring import Measure, headline
 
@@ -138,6 +141,16 @@ class RunResult:
         return sums
 
     @cached_property
+    def times(self) -> RunTimes:
+        """Its work, of which a profile of devices makes seconds."""
+        return RunTimes(self.stored.lines, self._ledger, self.seed, self.devices)
+
+    @cached_property
+    def devices(self) -> DeviceProfile | None:
+        """The profile of devices with which the run began; None for a run without."""
+        return stored_devices(self.stored.path)
+
+    @cached_property
     def multiply_adds(self) -> float:
         """Multiply-adds of the training that the server asked for, over all clients, without evaluation."""
         requested = {(row["round"], row["client"]) for row in self._ledger if row["purpose"] == "training"}
@@ -189,6 +202,8 @@ class Variant:
     Attributes:
         target: Accuracy that ``rounds_to`` and ``megabytes_to`` refer to.
         view: View in which it is to be reached.
+        devices: The profile of devices by which hours are simulated, in place of that of the runs.
+        draws: By how many draws of it.
     """
 
     label: str
@@ -196,6 +211,8 @@ class Variant:
     results: tuple[RunResult, ...]
     target: float
     view: str
+    devices: DeviceProfile | None = None
+    draws: int = DRAWS
 
     @property
     def measure(self) -> Measure:
@@ -275,6 +292,64 @@ class Variant:
         if self.evaluations(self.view) < LEAST_POINTS:
             return []
         return [point for result in self.results if (point := result.reached(self.view, self.target))]
+
+    @property
+    def profile(self) -> DeviceProfile | None:
+        """The profile of devices by which hours are simulated; None without one, or if its runs have several."""
+        own = [result.devices for result in self.results]
+        return self.devices or (own[0] if all(profile == own[0] for profile in own) else None)
+
+    @property
+    def why_no_hours(self) -> str:
+        """Why its profile says nothing of these runs; empty if it does, or without one."""
+        profile = self.profile
+        return next((why for result in self.results if profile and (why := result.times.why_not(profile))), "")
+
+    def simulated(self, points: Sequence[tuple[RunResult, str, int]], links: float = 1.0) -> Estimate | None:
+        """Return the simulated hours until clients have the models of evaluations; None if they are not known.
+
+        Args:
+            points: A run, a view, and the rounds completed before the evaluation, of each seed.
+            links: Factor on the bits a second of all links.
+
+        Returns:
+            The mean over seeds and draws of devices, with their standard deviation; ``count`` is that of the seeds.
+        """
+        profile = self.profile
+        if profile is None or self.why_no_hours or not points:
+            return None
+        hours = [
+            result.times.clock(draw, links).at(view, completed) / HOUR
+            for result, view, completed in points
+            for draw in profile.draws(self.draws)
+        ]
+        estimate = statistics.over_seeds(hours)
+        return estimate and replace(estimate, count=len(points))
+
+    @property
+    def at_the_end(self) -> list[tuple[RunResult, str, int]]:
+        """The last evaluation of all clients of each run, in its deployed view, for :meth:`simulated`."""
+        view = self.deployed or "trained"
+        last = [(result, points[-1].completed) for result in self.results if (points := result.points(view))]
+        return [(result, view, completed) for result, completed in last]
+
+    @property
+    def at_the_target(self) -> list[tuple[RunResult, str, int]]:
+        """The evaluations that reach the target first, of the seeds that do, for :meth:`simulated`."""
+        if self.evaluations(self.view) < LEAST_POINTS:
+            return []
+        reached = ((result, result.reached(self.view, self.target)) for result in self.results)
+        return [(result, self.view, point.completed) for result, point in reached if point]
+
+    @property
+    def hours(self) -> Estimate | None:
+        """Simulated hours to the end of the runs, the delivery of the deployed models included."""
+        return self.simulated(self.at_the_end) if self.profile else None
+
+    @property
+    def hours_to(self) -> Estimate | None:
+        """Simulated hours to the target, over the seeds that reach it; None below :data:`LEAST_POINTS` evaluations."""
+        return self.simulated(self.at_the_target) if self.profile else None
 
     @property
     def at_most(self) -> bool:

@@ -62,9 +62,12 @@ def prepare(flat: Flat, base: Path, workers: int = 0) -> PreparedRun:
     from sepal.data.locations import data_directory
     from sepal.engines.in_process import check_clients
     from sepal.runs.places import run_path
+    from sepal.simulated_time import located
 
     if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
         flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
+    if isinstance(devices := flat.get("devices"), str):  # the same from anywhere
+        flat = {**flat, "devices": located(devices)}
     flat, note = _with_rate(flat, base, workers)
     assembly = assembled(flat, base)
     check_clients(assembly.setup.config)  # before the run's directory is created

@@ -12,6 +12,7 @@ from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
 from sepal.runs.places import named_path
 from sepal.runs.stored_run import FREE, begun, started_with, stored_config
+from sepal.simulated_time import located
 from sepal.storage.regular import expanded
 from sepal.storage.toml_text import parse_toml
 
@@ -63,6 +64,8 @@ def gather_to_serve(
     where = out or _explicit(config, sets).get("out", RunConfig.model_fields["out"].default)
     absolute = str(base / expanded("out", where)) if isinstance(where, str) else None  # another type is refused later
     gathered = gather(config, sets, {"name": name, "out": absolute}, base)
+    if isinstance(devices := gathered.get("devices"), str):
+        gathered = {**gathered, "devices": located(devices)}
     flat = {key: value for key, value in gathered.items() if key not in NOT_SET or value != NOT_SET[key]}
     return {"clients": 2, **_from_files(flat, tell), **flat}
 

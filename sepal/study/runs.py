@@ -140,10 +140,11 @@ def _resolved(text: str) -> Path | None:
 
 
 def _unknown(text: str, expected: str) -> ConfigError:
-    bases = _bases()
-    return ConfigError(
-        "run", expected if "/" in text else f"{expected}, or a name under {bases[0]} or {bases[1]}", text
-    )
+    bases, folder = _bases(), text.rpartition("/")[0]
+    if folder and (path := _resolved(folder)) and not is_run(path):
+        return ConfigError("run", f"{expected}, such as `sepal ls {folder}` lists", text)
+    names = "" if Path(text).is_absolute() else f", or a name under {bases[0]} or {bases[1]}"
+    return ConfigError("run", f"{expected}{names}", text)
 
 
 def model_of(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sepal.errors import ConfigError
+from sepal.study.runs import naming
 from sepal.tasks.scoring import ACCURACY, Measure, measure_of
 
 C = TypeVar("C")
@@ -74,8 +75,12 @@ def error_over_clients(runs: Sequence[Path], view: str) -> float:
     """Return the standard error of the mean validation accuracy of runs that have ended, of its spread over clients."""
     from sepal.runs.stored_run import read_run
 
-    figures = [read_run(run).lines[-1]["validation"][view] for run in runs]
-    return math.sqrt(sum(float(figure["std"]) ** 2 / figure["clients"] for figure in figures)) / len(figures)
+    squares = []
+    for run in runs:
+        with naming(run):
+            figure = read_run(run).lines[-1]["validation"][view]
+            squares.append(float(figure["std"]) ** 2 / figure["clients"])
+    return math.sqrt(sum(squares)) / len(squares)
 
 
 def validation(run: Path, view: str) -> float | None:
@@ -83,16 +88,17 @@ def validation(run: Path, view: str) -> float | None:
 
     Raises:
         ConfigError: The method has no such view.
+        StateError: The run's figures are none that a run writes.
     """
     from sepal.runs.stored_run import read_run, stored_summary
 
     if stored_summary(run) is None:
         return None
-    line = read_run(run).lines[-1]
-    figures = line["validation"].get(view)
-    if figures is None:
-        raise ConfigError("views", f"a view that {run.name} has validation accuracy in", view)
-    return float(figures["mean"])
+    with naming(run):
+        figures = read_run(run).lines[-1]["validation"].get(view)
+        if figures is None:
+            raise ConfigError("views", f"a view that {run.name} has validation accuracy in", view)
+        return float(figures["mean"])
 
 
 def mean_validation(runs: Sequence[Path], view: str) -> float | None:
@@ -105,5 +111,8 @@ def measure_in(paths: Iterable[Path]) -> Measure:
     """Return the headline metric of the first run that has ended; accuracy if none has."""
     from sepal.runs.stored_run import stored_summary
 
-    summaries = (stored_summary(path) for path in paths)
-    return next((measure_of(summary) for summary in summaries if summary), ACCURACY)
+    for path in paths:
+        with naming(path):
+            if summary := stored_summary(path):
+                return measure_of(summary)
+    return ACCURACY

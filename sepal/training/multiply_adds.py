@@ -8,7 +8,8 @@ optimizer's step and evaluation are not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,7 +52,7 @@ def _count(module: nn.Module, example: torch.Tensor) -> dict[str, int]:
     mode, gradients = module.training, [parameter.grad for parameter in module.parameters()]
     module.zero_grad(set_to_none=True)  # backward would add to gradients that a method still reads
     module.eval()  # one example is too few for statistics of a batch
-    with torch.enable_grad(), ModuleTracker() as tracker, _Operations(tracker) as operations:
+    with torch.enable_grad(), _unfused(), ModuleTracker() as tracker, _Operations(tracker) as operations:
         output = module(example).sum()
         if output.requires_grad:
             output.backward()
@@ -64,6 +65,20 @@ def _count(module: nn.Module, example: torch.Tensor) -> dict[str, int]:
         if "weight" in dict(layer.named_parameters(recurse=False)) and not list(layer.children()):
             counts[f"{name}.weight".lstrip(".")] = flops[f"{root}.{name}".rstrip(".")] // 2
     return {**counts, REST: flops[WHOLE] // 2 - sum(counts.values())}
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Have an LSTM computed by matrix products: as one operation of oneDNN or cuDNN it has no formula, and counts 0."""
+    backends: tuple[Any, Any] = torch.backends.mkldnn, torch.backends.cudnn
+    before = [backend.enabled for backend in backends]
+    try:
+        for backend in backends:
+            backend.enabled = False
+        yield
+    finally:
+        for backend, enabled in zip(backends, before, strict=True):
+            backend.enabled = enabled
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -28,6 +28,7 @@ from sepal.training.augment import Augment
 from sepal.training.batches import shuffled, smallest_batch
 from sepal.training.columns import Part, read_batches, split
 from sepal.training.devices import seeded
+from sepal.training.drifting import Drifting
 from sepal.training.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.training.losses import Losses, autocast
 from sepal.training.meeting import Meeting
@@ -78,6 +79,8 @@ class Trainer:
             have the same, as far as they have buffers of those names.
         round: The round of the message that is answered.
         in_use: By use, the networks that were asked for in the work on that message.
+        drifting: With ``drift.name``, all training examples; :attr:`x` and :attr:`y` are then those of :attr:`round`,
+            and all of them before the first message.
     """
 
     client: ClientInfo
@@ -104,6 +107,7 @@ class Trainer:
     local: Buffers = field(default_factory=dict)
     round: int = 0
     in_use: dict[str, Network] = field(default_factory=dict)
+    drifting: Drifting | None = None
 
     def begin(self, request: bytes, halvings: int) -> None:
         """Set what the work on the next message depends on: the digest of its request, and halvings of the rate."""
@@ -118,9 +122,11 @@ class Trainer:
             setattr(self, name, getattr(other, name))
 
     def take_up(self, round: int, local: Buffers) -> None:
-        """Set the round of the next message, and :attr:`local`."""
+        """Set the round of the next message, with its training examples, and :attr:`local`."""
         self.round, self.local = round, local
         self.in_use.clear()
+        if self.drifting is not None:
+            self.x, self.y = self.drifting.part(round)
 
     def learning_rate(self, round: int) -> float:
         """Return the run's learning rate in ``round``."""

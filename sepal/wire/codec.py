@@ -1,7 +1,7 @@
 """Encodes tensors as bytes and decodes them: ``sepal.sparse.v1``, specified in FORMAT.md.
 
 For any bytes, decoding returns tensors that match the receiver's specs or raises WireError. It takes less than twice
-the memory of the returned arrays plus 16 MB. Uses NumPy and protobuf only.
+the memory of the returned arrays plus 16 MB, and with ANS a bit for each entry. Uses NumPy and protobuf only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode(tensors: Tensors) -> bytes:
     for name, tensor in tensors.items():
         _check_tensor(name, tensor)
         unsent = _UNSENT.get(tensor.support)
-        index = CodedIndex(unsent) if unsent else encode_index(tensor.index, tensor.shape)
+        index = CodedIndex(unsent) if unsent else encode_index(tensor.index, tensor.shape, tensor.entropy_coded)
         parts.append(index.data)
         value_bytes = 0
         if tensor.values is not None:
@@ -142,6 +142,8 @@ def _admit(name: str, entry: TensorHeader | None, spec: TensorSpec) -> None:
     support = _SUPPORT.get(entry.index, Support.EXPLICIT)
     if support is not spec.support and not _is_known(support, spec):
         raise WireError(f"{name} index", f"{spec.support.value} support", entry.index.value)
+    if entry.index is IndexCoding.ANS and not spec.entropy_coded:
+        raise WireError(f"{name} index", "a coding without entropy coding", entry.index.value)
     if spec.values is (entry.values is ValueCoding.NONE):
         raise WireError(f"{name} values", "values" if spec.values else "a mask without values", entry.values.value)
     fewest, most = spec.min_count, spec.size if spec.max_count is None else spec.max_count
@@ -169,4 +171,4 @@ def _decode_tensor(entry: TensorHeader, spec: TensorSpec, index_data: Bytes, val
         index = None
     else:
         index = decode_index(entry, index_data)
-    return SparseTensor(entry.shape, index, values, support, entry.values)
+    return SparseTensor(entry.shape, index, values, support, entry.values, spec.entropy_coded)

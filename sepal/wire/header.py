@@ -13,6 +13,7 @@ from functools import lru_cache
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from sepal.errors import WireError
+from sepal.wire import ans
 from sepal.wire import sparse_pb2 as pb
 from sepal.wire.gaps import MAX_LOW_BITS
 from sepal.wire.tensors import ValueCoding
@@ -37,6 +38,7 @@ class IndexCoding(Enum):
     BITMAP = "bitmap"
     ROWS = "rows"
     GAPS = "gaps"
+    ANS = "ans"
     DERIVED = "derived"
     SAME = "same"
 
@@ -237,7 +239,7 @@ def _check_count(entry: TensorHeader) -> None:
     fewest, most = 0, size
     if coding is IndexCoding.DENSE:
         fewest = size
-    elif coding in (IndexCoding.BITMAP, IndexCoding.ROWS):
+    elif coding in (IndexCoding.BITMAP, IndexCoding.ROWS, IndexCoding.ANS):
         fewest, most = 1, size - 1
     elif coding is IndexCoding.GAPS:
         most = size - 1
@@ -268,6 +270,11 @@ def _check_lengths(entry: TensorHeader) -> None:
     elif entry.index is IndexCoding.GAPS and entry.coded:
         bits = entry.coded * (entry.low_bits + 1)
         fewest, most = (bits + 7) // 8, (bits + (entry.size >> entry.low_bits) + 7) // 8
+    elif entry.index is IndexCoding.ANS:
+        fewest = ans.STATE_BYTES * ans.lanes(entry.size)
+        most = fewest + ans.WORD_BYTES * ans.symbols(entry.size)
+        if (entry.index_bytes - fewest) % ans.WORD_BYTES:
+            raise WireError(f"{entry.name} index_bytes", f"{fewest} and whole words", str(entry.index_bytes))
     if not fewest <= entry.index_bytes <= most:
         raise WireError(f"{entry.name} index_bytes", f"{fewest} to {most}", str(entry.index_bytes))
     length = value_length(entry.values, entry.count)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sepal.errors import WireError
+from sepal.wire.ans import decode_ans, encode_ans, least_bytes
 from sepal.wire.bits import Bytes, ones, packed
 from sepal.wire.gaps import decode_gaps, encode_gaps, gaps_between, shortest_code
 from sepal.wire.header import IndexCoding, TensorHeader
@@ -25,23 +26,30 @@ class CodedIndex:
     low_bits: int = 0
 
 
-def encode_index(index: Index | None, shape: tuple[int, ...]) -> CodedIndex:
-    """Encode ``index`` in the shortest coding: None, or int64 (nnz,), strictly increasing positions in ``shape``."""
+def encode_index(index: Index | None, shape: tuple[int, ...], entropy_coded: bool = False) -> CodedIndex:
+    """Encode ``index`` in the shortest coding.
+
+    Args:
+        index: None, or int64 (nnz,), strictly increasing positions in ``shape``.
+        shape: Shape of the whole tensor.
+        entropy_coded: Whether ANS is one of the codings.
+    """
     size = math.prod(shape)
     if index is None or index.size == size:
         return CodedIndex(IndexCoding.DENSE)
     if index.size == 0:
         return CodedIndex(IndexCoding.GAPS)
     choices = [_bitmap(index, size), *_rows(index, shape), _gaps(index, size)]
-    _, encode = min(choices, key=lambda choice: choice[0])
-    return encode()
+    length, encode = min(choices, key=lambda choice: choice[0])
+    coded = _shorter_ans(index, size, length) if entropy_coded else None
+    return coded or encode()
 
 
 def decode_index(entry: TensorHeader, data: Bytes) -> Index:
-    """Decode positions in BITMAP, ROWS or GAPS, int64 (nnz,); ``data`` has the length in ``entry``.
+    """Decode positions in BITMAP, ROWS, GAPS or ANS, int64 (nnz,); ``data`` has the length in ``entry``.
 
     Raises:
-        WireError: See FORMAT.md, checks 24 to 28.
+        WireError: See FORMAT.md, checks 24 to 28 and 32 to 34.
     """
     key = f"{entry.name} index"
     if entry.count == 0:
@@ -51,6 +59,8 @@ def decode_index(entry: TensorHeader, data: Bytes) -> Index:
     if entry.index is IndexCoding.ROWS:
         per_row = entry.size // entry.shape[entry.axis]
         return _spread(_ones_below(data, entry.count // per_row, entry.shape[entry.axis], key), entry.shape, entry.axis)
+    if entry.index is IndexCoding.ANS:
+        return _ones_below(decode_ans(data, entry.count, entry.size, key), entry.count, entry.size, key)
     coded = decode_gaps(data, entry.coded, entry.low_bits, entry.size, key)
     return coded if entry.coded == entry.count else _complement(coded, entry.size)
 
@@ -59,11 +69,24 @@ def decode_index(entry: TensorHeader, data: Bytes) -> Index:
 _Choice = tuple[int, Callable[[], CodedIndex]]
 
 
+def _bits(index: Index, size: int) -> Bytes:
+    present = np.zeros(size, np.bool_)
+    present[index] = True
+    return packed(present)
+
+
+def _shorter_ans(index: Index, size: int, length: int) -> CodedIndex | None:
+    """Return positions in ANS, if that takes fewer bytes than ``length``; they are only coded where it may."""
+    bitmap = _bits(index, size)
+    if least_bytes(bitmap, index.size, size) >= length:
+        return None
+    data = encode_ans(bitmap, index.size, size)
+    return CodedIndex(IndexCoding.ANS, data) if len(data) < length else None
+
+
 def _bitmap(index: Index, size: int) -> _Choice:
     def encode() -> CodedIndex:
-        present = np.zeros(size, np.bool_)
-        present[index] = True
-        return CodedIndex(IndexCoding.BITMAP, packed(present).tobytes())
+        return CodedIndex(IndexCoding.BITMAP, _bits(index, size).tobytes())
 
     return (size + 7) // 8, encode
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sepal/wire/sparse.proto\x12\x0fsepal.sparse.v1\"2\n\x06Header\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.sepal.sparse.v1.Tensor\"\xec\x01\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12+\n\x05index\x18\x03 \x01(\x0e\x32\x1c.sepal.sparse.v1.IndexCoding\x12,\n\x06values\x18\x04 \x01(\x0e\x32\x1c.sepal.sparse.v1.ValueCoding\x12\r\n\x05\x63ount\x18\x05 \x01(\r\x12\x13\n\x0bindex_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bvalue_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04\x61xis\x18\x08 \x01(\r\x12\x10\n\x08low_bits\x18\t \x01(\rJ\x04\x08\n\x10\x0bR\x0bthird_bytes*\x9f\x01\n\x0bIndexCoding\x12\x15\n\x11INDEX_UNSPECIFIED\x10\x00\x12\x0f\n\x0bINDEX_DENSE\x10\x01\x12\x10\n\x0cINDEX_BITMAP\x10\x02\x12\x0e\n\nINDEX_ROWS\x10\x03\x12\x0e\n\nINDEX_GAPS\x10\x04\x12\x11\n\rINDEX_DERIVED\x10\x05\x12\x0e\n\nINDEX_SAME\x10\x06\"\x04\x08\x07\x10\x07*\rINDEX_TRIPLES*t\n\x0bValueCoding\x12\x15\n\x11VALUE_UNSPECIFIED\x10\x00\x12\x0e\n\nVALUE_FP32\x10\x01\x12\x0e\n\nVALUE_FP16\x10\x02\x12\x0e\n\nVALUE_BF16\x10\x03\x12\x0e\n\nVALUE_SIGN\x10\x04\x12\x0e\n\nVALUE_NONE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sepal/wire/sparse.proto\x12\x0fsepal.sparse.v1\"2\n\x06Header\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.sepal.sparse.v1.Tensor\"\xec\x01\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12+\n\x05index\x18\x03 \x01(\x0e\x32\x1c.sepal.sparse.v1.IndexCoding\x12,\n\x06values\x18\x04 \x01(\x0e\x32\x1c.sepal.sparse.v1.ValueCoding\x12\r\n\x05\x63ount\x18\x05 \x01(\r\x12\x13\n\x0bindex_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bvalue_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04\x61xis\x18\x08 \x01(\r\x12\x10\n\x08low_bits\x18\t \x01(\rJ\x04\x08\n\x10\x0bR\x0bthird_bytes*\xae\x01\n\x0bIndexCoding\x12\x15\n\x11INDEX_UNSPECIFIED\x10\x00\x12\x0f\n\x0bINDEX_DENSE\x10\x01\x12\x10\n\x0cINDEX_BITMAP\x10\x02\x12\x0e\n\nINDEX_ROWS\x10\x03\x12\x0e\n\nINDEX_GAPS\x10\x04\x12\x11\n\rINDEX_DERIVED\x10\x05\x12\x0e\n\nINDEX_SAME\x10\x06\x12\r\n\tINDEX_ANS\x10\x08\"\x04\x08\x07\x10\x07*\rINDEX_TRIPLES*t\n\x0bValueCoding\x12\x15\n\x11VALUE_UNSPECIFIED\x10\x00\x12\x0e\n\nVALUE_FP32\x10\x01\x12\x0e\n\nVALUE_FP16\x10\x02\x12\x0e\n\nVALUE_BF16\x10\x03\x12\x0e\n\nVALUE_SIGN\x10\x04\x12\x0e\n\nVALUE_NONE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sepal.wire.sparse_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_INDEXCODING']._serialized_start=336
-  _globals['_INDEXCODING']._serialized_end=495
-  _globals['_VALUECODING']._serialized_start=497
-  _globals['_VALUECODING']._serialized_end=613
+  _globals['_INDEXCODING']._serialized_end=510
+  _globals['_VALUECODING']._serialized_start=512
+  _globals['_VALUECODING']._serialized_end=628
   _globals['_HEADER']._serialized_start=44
   _globals['_HEADER']._serialized_end=94
   _globals['_TENSOR']._serialized_start=97

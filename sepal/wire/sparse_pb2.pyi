@@ -16,6 +16,7 @@ class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_GAPS: _ClassVar[IndexCoding]
     INDEX_DERIVED: _ClassVar[IndexCoding]
     INDEX_SAME: _ClassVar[IndexCoding]
+    INDEX_ANS: _ClassVar[IndexCoding]
 
 class ValueCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +33,7 @@ INDEX_ROWS: IndexCoding
 INDEX_GAPS: IndexCoding
 INDEX_DERIVED: IndexCoding
 INDEX_SAME: IndexCoding
+INDEX_ANS: IndexCoding
 VALUE_UNSPECIFIED: ValueCoding
 VALUE_FP32: ValueCoding
 VALUE_FP16: ValueCoding

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from sepal.storage.serialize import SPARING
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = npt.NDArray[np.int64]
@@ -23,7 +25,7 @@ Values: TypeAlias = npt.NDArray[np.float32]
 class Support(Enum):
     """How the receiver learns which entries are present."""
 
-    EXPLICIT = "explicit"  # positions are sent (dense, bitmap, rows or gaps, whichever is smallest)
+    EXPLICIT = "explicit"  # positions are sent (dense, bitmap, rows, gaps or ans, whichever is smallest)
     DERIVED = "derived"  # both sides derive it, for example from a width or a round; no positions are sent
     SAME = "same"  # the support of the same tensor in the download that this upload answers
 
@@ -48,6 +50,7 @@ class SparseTensor:
         values: float32 (nnz,) in the order of ``index``; None for a mask.
         support: How the receiver learns the index.
         coding: How values are encoded; NONE if and only if ``values`` is None.
+        entropy_coded: Whether an explicit support may travel in the coding ANS, where it is the shortest.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +58,7 @@ class SparseTensor:
     values: Values | None
     support: Support = Support.EXPLICIT
     coding: ValueCoding = ValueCoding.FP32
+    entropy_coded: bool = field(default=False, metadata=SPARING)
 
     @property
     def size(self) -> int:
@@ -101,9 +105,10 @@ def at(array: Array, index: Index, coding: ValueCoding = ValueCoding.FP32) -> Sp
     return SparseTensor(values.shape, index, values.reshape(-1)[index], coding=coding)
 
 
-def members(mask: npt.NDArray[np.bool_]) -> SparseTensor:
-    """Return ``mask`` as a sparse tensor without values."""
-    return SparseTensor(mask.shape, np.flatnonzero(mask).astype(np.int64), None, coding=ValueCoding.NONE)
+def members(mask: npt.NDArray[np.bool_], entropy_coded: bool = False) -> SparseTensor:
+    """Return ``mask`` as a sparse tensor without values, which the coding ANS may make shorter if ``entropy_coded``."""
+    index = np.flatnonzero(mask).astype(np.int64)
+    return SparseTensor(mask.shape, index, None, coding=ValueCoding.NONE, entropy_coded=entropy_coded)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class TensorSpec:
             are present. With EXPLICIT, the tensor may be sent with new positions (limited by min_count and max_count)
             or as DERIVED with these positions.
         optional: Whether the tensor may be missing from the payload.
+        entropy_coded: Whether positions may be sent in the coding ANS.
     """
 
     shape: tuple[int, ...]
@@ -129,6 +135,7 @@ class TensorSpec:
     max_count: int | None = None
     index: Index | None = None
     optional: bool = False
+    entropy_coded: bool = False
 
     @property
     def size(self) -> int:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, cast
 
 import numpy as np
@@ -38,7 +39,7 @@ from pydantic import Field
 from torch import nn
 from torch.func import functional_call
 
-from sepal.config import Settings
+from sepal.config import Settings, renewed
 from sepal.layout import Layout, Parameter, Role, layers
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count, largest
@@ -77,6 +78,7 @@ class Hyper(Settings):
     weights: Literal["signed", "drawn"] = Field(
         "signed", description="fixed weights; signed: W_0's signs, one magnitude per layer; drawn: W_0"
     )
+    entropy_coded: bool = renewed(True, False, "send bits in the coding `ans`, where that is the shortest")
 
 
 class MaskedParts:
@@ -132,14 +134,16 @@ class MaskedParts:
 
     def bits(self, masks: Masks, structure: Packed) -> dict[str, SparseTensor]:
         """Return masks as they are sent: one bit for each entry of a structure."""
-        return {name: members(masks[name][entries]) for name, entries in self.entries(structure).items()}
+        agreed = self.hyper.entropy_coded
+        return {name: members(masks[name][entries], agreed) for name, entries in self.entries(structure).items()}
 
     def specs(self, whole: bool = False) -> dict[str, SpecLike]:
         """Return the specs of :meth:`bits`, of any structure, as all have the same number of units; or of all bits."""
         sizes = {p.name: p.size for p in self.masked}
         for p in () if whole else self.units:
             sizes[p.name] = sizes[p.name] // p.size * count(self.hyper.keep, p.size)
-        return {name: TensorSpec((size,), values=False) for name, size in sizes.items()}
+        agreed = self.hyper.entropy_coded
+        return {name: TensorSpec((size,), values=False, entropy_coded=agreed) for name, size in sizes.items()}
 
     def read(self, tensors: Tensors, structure: Packed) -> dict[str, Mask]:
         """Return the masks from :meth:`bits`, bool by weight; off outside the structure."""
@@ -258,6 +262,8 @@ def key(name: str) -> str:
 
 class FedMaskClient(ClientBase[ClientState]):
     """Keeps its structure and its scores."""
+
+    fixed_keys = MappingProxyType({"max-update-norm": "whose uploads are bits, without a norm"})
 
     def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
         super().__init__(setup, trainer)

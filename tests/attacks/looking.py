@@ -44,10 +44,17 @@ def page(directory):
 def in_python(directory):
     try:
         run = sepal.load(directory)
-        shown = [run.deployed, run.summary, run.frame, run.rounds, run.plot()._repr_html_()]
+        shown = [run.deployed, run.summary, run.frame, run.rounds]
     except SepalError as error:
         return str(error)
     return "\n".join(map(str, shown))
+
+
+def plot_in_python(directory):
+    try:
+        return sepal.load(directory).plot()._repr_html_()
+    except SepalError as error:
+        return str(error)
 
 
 def model_in_python(directory):
@@ -109,6 +116,7 @@ LOOKS = {
     "report of the folder": lambda run: command("report", run.parent),
     "watch --web": page,
     "python": in_python,
+    "plot": plot_in_python,
     "frontier": lambda run: frontier(run.parent),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
 
@@ -13,6 +14,8 @@ from sepal.runs.run_directory import RunDirectory
 from sepal.server.run_store import evict
 from sepal.storage.home import private_home
 from sepal.strategies.assembly import assemble
+from sepal.study.plans.execute import execute
+from sepal.study.plans.model import PlannedRun
 
 OPENED = {
     "run": lambda path: RunDirectory(path, assemble({"dataset": "digits"}), IN_PROCESS),
@@ -93,3 +96,62 @@ def test_what_sepal_makes_passes_whatever_the_umask(tmp_path, monkeypatch):
             DiskStateStore(private_home() / "state" / "run" / "client-1", dict)
     finally:
         os.umask(before)
+
+
+LED = [
+    "metrics.jsonl",
+    "ledger.jsonl",
+    "summary.json",
+    "checkpoints",
+    "checkpoints/records",
+    "checkpoints/uploads",
+    "checkpoints/uploads/000002",
+    "checkpoints/best.safetensors",
+    "claims",
+    "clients",
+    "clients/client-1/lock",
+]
+
+
+@pytest.mark.parametrize("where", ["file", "directory", "nothing"])
+@pytest.mark.parametrize("name", LED)
+def test_a_run_that_leads_elsewhere_is_not_continued(name, where, planted):
+    """Continued, it emptied the file to which metrics.jsonl led, and removed directories beside those of uploads."""
+    victim, link = planted.parent / "victim", planted / name
+    if where == "directory":
+        (victim / "202401").mkdir(parents=True)
+    elif where == "file":
+        victim.write_text("precious\n")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim)
+    with pytest.raises(StateError, match=r"expected nothing, or a file or directory in .*, got a link that leads out"):
+        OPENED["run"](planted)
+    assert [path.name for path in planted.iterdir()] == [name.partition("/")[0]]
+    if where == "file":
+        assert victim.read_text() == "precious\n"
+    elif where == "directory":
+        assert [path.name for path in victim.iterdir()] == ["202401"]
+    else:
+        assert not victim.exists()
+
+
+def test_a_run_with_a_pipe_is_not_continued(planted):
+    os.mkfifo(planted / "metrics.jsonl")
+    with pytest.raises(StateError, match=r"metrics\.jsonl: expected a regular file, got a pipe, socket or device"):
+        OPENED["run"](planted)
+
+
+def test_a_run_with_a_link_that_stays_in_it_is_continued(planted):
+    (planted / "config.toml").write_text("")
+    (planted / "notes").symlink_to("config.toml")
+    OPENED["run"](planted).close()
+    assert (planted / "notes").is_symlink()
+
+
+def test_a_plan_writes_no_run_through_a_link_out_of_its_directory(planted):
+    run, victim = PlannedRun("", "", "", 0, {"name": "a", "dataset": "digits"}), planted.parent / "victim"
+    victim.mkdir()
+    (planted / run.name).symlink_to(victim)
+    with pytest.raises(StateError, match=r"a: expected nothing, or a file or directory in .*, got a link that leads"):
+        execute([run], planted, nullcontext(), hours=1)
+    assert not list(victim.iterdir())

@@ -243,6 +243,8 @@ ALLOWED = {
     # Tables of row numbers, labels and persons, from our own arrays:
     "sepal/data/partition.py": {"datasets.Dataset"},
     "sepal/data/partitioners.py": {"datasets.Dataset"},
+    # Our own screenshots of our own pages
+    "tools/pictures.py": {"PIL.Image", "Image.open"},
 }
 
 

@@ -19,6 +19,7 @@ from sepal.engines.in_process.grid import InProcessGrid
 from sepal.protocol.messages import read_order, read_reply, version, write_reply
 from sepal.protocol.payloads import seal
 from sepal.protocol.types import ClientInfo, Kind, Payload, Upload
+from sepal.server.guard import Change, Guard
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, Support, ValueCoding, at, members, whole
 from tests.strategies.baselines import Sent
@@ -240,3 +241,23 @@ def test_one_large_change_stays_in_the_second_moments(method):
     honest, poisoned = steps(1), steps(1e6)
     assert poisoned[0] < 20 * honest[0], "nothing to see in the round itself"
     assert poisoned[-1] < honest[-1] / 100, "a hundred rounds later the model still does not move"
+
+
+def test_large_thresholds_of_one_client_move_the_weights_that_others_keep():
+    """Not defended: weights follow the thresholds, whose bound is that of a model's change."""
+    assembly = assemble({**DIGITS, "method": "spafl"})
+    server = assembly.method.make_server(assembly.setup)
+    client = assembly.method.make_client(assembly.setup, None)
+    state = server.init()
+    lie = {name: np.full_like(zeros, 1.0) for name, zeros in state.thresholds.items()}
+    changes = {name: Change(float(np.linalg.norm(value))) for name, value in lie.items()}
+    assert Guard(server, assembly.setup, state).refused_change(changes) is None
+    sent = [lie, *[state.thresholds] * 3]
+    uploads = [
+        Upload(ClientInfo(f"client-{n}", 10), Payload({k: whole(v) for k, v in t.items()})) for n, t in enumerate(sent)
+    ]
+    state, _ = server.aggregate(state, Sent(uploads), server.plan(2))
+    received = client.thresholds(server.download(state, uploads[1].client, server.plan(3)))
+    name = "conv1.weight"
+    moved = client.moved(client.init(), received)[name] - assembly.setup.weights[name]
+    assert np.allclose(np.abs(moved), 0.25 / 9)

@@ -12,15 +12,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from sepal.protocol.messages import Content, version
+from sepal.errors import RoundError
+from sepal.protocol.messages import Content, read_order, version
 from sepal.protocol.payloads import seal
 from sepal.protocol.peer import PROTOCOL
 from sepal.protocol.types import Kind, Payload
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import at, whole
 from tests.attacks.attacked_federation import EVIL, ROUND, Hostile, changed, renamed, silence
+from tests.contract.secure_federation import federation
 
 
 def tampered(change):
@@ -244,3 +246,20 @@ def test_refusing_a_large_message_does_not_serialize_it(name, monkeypatch):
     assert entry.status == "refused"
     assert entry.message > 0
     assert max(written) < 300
+
+
+def test_a_node_that_answers_with_an_error_at_once_is_asked_ever_more_seldom():
+    """Each question costs its whole message, and two lines of the ledger."""
+    world, asked = federation(secure="off", rounds=1, timeout=0.3), []
+    handle = world._handle
+
+    def answer(message):
+        if message.metadata.dst_node_id != 101 or read_order(message.content)[0].kind is Kind.QUERY:
+            return handle(message)
+        asked.append(message)
+        return Message(Error(0, "no"), reply_to=message)
+
+    world._handle = answer
+    with pytest.raises(RoundError, match="client-1 missing"):
+        world.run()
+    assert len(asked) <= 3

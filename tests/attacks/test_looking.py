@@ -16,9 +16,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 
 import sepal
+from sepal.cli.main import app
 from sepal.client_app import guard
 from sepal.config import RunConfig, key_fields
 from sepal.config.elsewhere import CODE, PLACES
@@ -45,9 +47,18 @@ from sepal.study.runs import places_in
 from tests.attacks.looking import LOOKS, READS, changed, command, compared
 from tests.sepal.cli.runs_for_tests import write_run
 
+ROOT = Path(__file__).parents[1]
 TEXTS = sorted(key for key, info in key_fields(RunConfig) if info.annotation is str)
 PATIENCE = 120  # seconds after which a command counts as one that waits for ever
 TRAP = "trap_of_tests:Trap"
+# Commands whose looking is tested elsewhere, and those that read keys or a plan, or nothing of anybody's.
+ELSEWHERE = {
+    "backup": "sepal/test_backup.py",
+    "clean": "sepal/cli/test_clean.py",
+    "predict": "attacks/test_planted.py",
+}
+OF_KEYS = {"check-method", "compare", "data", "init", "keys", "methods", "models", "run", "serve", "submit", "tune"}
+OF_NOBODY = {"certs", "deploy", "doctor", "join", "revoke"}
 
 
 @pytest.fixture
@@ -59,6 +70,16 @@ def ran(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "here")])
     monkeypatch.delitem(sys.modules, "trap_of_tests", raising=False)
     return (tmp_path / "here" / "trap_of_tests.py.ran").exists
+
+
+def test_every_command_looks_here_or_its_test_is_named():
+    commands = set(typer.main.get_command(app).commands)
+    looking = {name.split()[0] for name in LOOKS} & commands
+    beside = {*ELSEWHERE, *OF_KEYS, *OF_NOBODY}
+    assert looking | beside == commands
+    assert not looking & beside
+    for name, file in ELSEWHERE.items():
+        assert f'"{name}"' in (ROOT / file).read_text(), name
 
 
 def planted(folder, about=True, **keys):
@@ -313,7 +334,8 @@ def sparse(path):
 
 
 KINDS = (fifo, device, loop, outward, directory, sparse)
-FILES = ("config.toml", "summary.json", "metrics.jsonl", "ledger.jsonl", "about.json", "../comparison.json")
+FILES = ("config.toml", "summary.json", "metrics.jsonl", "ledger.jsonl", "about.json", "devices.toml")
+FILES += ("../comparison.json",)
 FILES += ("checkpoints/round-000002.safetensors", "checkpoints/records/000001", f"checkpoints/{BEST}")
 FILES += (f"checkpoints/{EVICTED}/client-00001", f"checkpoints/uploads/000001/{PARTS}/sum")
 FILES += ("clients/0123/client-00000/3-a194e6be798a172fc13c6ad1.safetensors",)
@@ -377,7 +399,7 @@ TRIED = {
     "edge": True,
 }
 
-LOOKS_AT_FIGURES = ("show", "figures", "export", "model", "python", "frontier", "watch --web")
+LOOKS_AT_FIGURES = ("show", "figures", "export", "model", "python", "frontier")
 LOOKS_AT_LIST = ("show of the folder", "ls", "figures of the folder", "frontier")
 
 
@@ -398,19 +420,22 @@ def with_odd(value, path, odd):
     return copy
 
 
-@pytest.mark.parametrize("file", FIGURES)
+@pytest.mark.parametrize(
+    "file", [name if name == "ledger.jsonl" else pytest.param(name, marks=pytest.mark.long) for name in FIGURES]
+)
 def test_figures_of_odd_types_end_in_one_line(file, tmp_path):
-    """In Python and in ``watch --web``, too."""
+    """In Python and, as drawing takes longest, every second time in ``watch --web``, too."""
     run = planted(tmp_path / "c")
     compared(tmp_path / "c", tuning=[TRIED])
     path, rng = run / file, random.Random(0)
     lines = path.read_text().splitlines()
-    for _ in range(25):
+    for attempt in range(25):
         number = rng.randrange(len(lines))
         row = json.loads(lines[number])
         changed_row = with_odd(row, rng.choice(list(places(row))), rng.choice(ODD))
         path.write_text("\n".join([*lines[:number], json.dumps(changed_row), *lines[number + 1 :]]) + "\n")
-        for name in LOOKS_AT_LIST if "comparison" in file else LOOKS_AT_FIGURES:
+        drawn = ["watch --web"] * (attempt % 2)
+        for name in LOOKS_AT_LIST if "comparison" in file else (*LOOKS_AT_FIGURES, *drawn):
             LOOKS[name](run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
@@ -99,6 +100,15 @@ def test_the_server_does_not_learn_which_files_a_node_has_nor_reads_or_writes_th
     assert key in before
     assert "allow" in before
     assert path.read_text() == "label\n" + SECRET
+
+
+def test_a_profile_of_devices_that_the_server_names_is_not_opened(module, tmp_path):
+    """It is the server's, in a simulation: a pipe would hold the node for ever, and an error tell what is there."""
+    os.mkfifo(tmp_path / "pipe")
+    data = {"data": f"{module(DATA)}:data"}
+    for path in (tmp_path / "pipe", tmp_path / "nothing", "/dev/zero", "~nobody-here/x"):
+        for keys in ({}, {"deadline": 1.0, "oversample": 2.0, "clients-per-round": 1}):
+            assert read_reply(query({**OWN, **keys, "devices": str(path)}, data))[0].kind is Kind.QUERY
 
 
 @pytest.mark.parametrize("key", ["model", "own.data"])

@@ -14,7 +14,7 @@ from sepal.protocol.types import ClientInfo
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 
-pytestmark = [pytest.mark.xdist_group("client_imports"), pytest.mark.e2e]  # a process that imports everything
+pytestmark = pytest.mark.e2e  # a process that imports everything
 
 KEYS = {"dataset": "digits", "clients": 2, "local-epochs": 1, "partition.subsample": 40}
 # One process, because a start takes seconds: it trains once, is then a client of every method, then a server as well.

@@ -18,7 +18,7 @@ from sepal.data.schema import written
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, SepalError
 from sepal.export.portable import load
-from sepal.server.roster import SIMULATION
+from sepal.flower.simulation import SIMULATION
 from sepal.server.run_store import DiskRunStore
 from sepal.server_app import app as server_app
 from sepal.storage.serialize import digest

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 
 from sepal.client_app.host import ClientHost
 from sepal.client_app.state_store import DiskStateStore
-from sepal.errors import DataError, ProtocolError, StateError
+from sepal.errors import DataError, ProtocolError, StateError, WireError
 from sepal.protocol.messages import Content, Order, read_reply, version, write_order
 from sepal.protocol.payloads import seal
 from sepal.protocol.types import ClientInfo, Kind, Payload, Plan, Schema
@@ -94,6 +94,18 @@ def test_training_commits_and_names_the_version_it_reached(host):
     assert loaded.state.total.tolist() == [1, 1]
     assert reply.state == "", "digests come back in the closing round only"
     assert upload.scalars == {"n": 1}
+
+
+def test_an_upload_that_cannot_be_sent_names_the_method_and_the_tensor(host):
+    class Wide(Half):
+        def train(self, state, download, plan):
+            after, upload = super().train(state, download, plan)
+            wide = replace(upload.tensors["w"], values=upload.tensors["w"].values.astype(np.float64))
+            return after, Payload({"w": wide}, upload.scalars)
+
+    with pytest.raises(WireError) as refused:
+        replace(host, algorithm=Wide()).answer(write_order(order(), content()))
+    assert str(refused.value) == "w values, in the upload of Wide: expected float32 (2,), got float64 (2,)"
 
 
 def test_the_next_round_starts_from_the_version_that_is_named(host):

@@ -26,7 +26,7 @@ from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
 from sepal.protocol.views import CLOSING_VIEWS, further_views
 
-COSTS = {"seconds", "steps", "multiply-adds"}
+COSTS = {"seconds", "steps"}
 KEYS = {"dataset": "digits", "clients": 3, "rounds": 2, "evaluate-every": 1, "partition.subsample": 160}
 KEYS |= {"evaluate.shift": True, "evaluate.corruption": "gaussian-noise"}
 
@@ -117,14 +117,27 @@ def test_keys_that_name_classes_tell_which_of_them_occur(tmp_path, monkeypatch):
 # A value, other than the default, of each key that deals or splits data or whose description speaks of labels.
 TRIED = {
     **{f"partition.{key}": value for key, value in {"alpha": 0.01, "lambda": 0.5, "classes": 1, "shards": 1}.items()},
-    **{"partition.shard-size": 3, "partition.min-examples": 5, "partition.subsample": 30, "split.test-fraction": 0.4},
+    **{"partition.beta": 5.0, "partition.within": "dirichlet", "partition.noise": 0.1, "partition.shard-size": 3},
+    **{"partition.min-examples": 5, "partition.subsample": 30, "split.test-fraction": 0.4},
     **{"split.test-of-labels": True, "split.by": "time", "split.validation": 0.3, "split.seed": 3},
     **{"own.class-weights": "balanced", "folder.classes": "0,1,2", "label-smoothing": 0.1},
     "folder.layout": "class/client",
 }
-# Tried below or in tests/sepal/data/test_schema.py, or says what targets are.
-BESIDE = {"partition.name", "metric", "task", "hf.label", "own.classes", "folder.label", "folder.schema"}
+# Tried below, in tests/sepal/data/test_schema.py or in tests/sepal/training/test_drift.py, or says what targets are.
+BESIDE = {
+    "devices",
+    "drift.name",
+    "drift.alpha",
+    "partition.name",
+    "metric",
+    "task",
+    "hf.label",
+    "own.classes",
+    "folder.label",
+    "folder.schema",
+}
 BY_LABEL = {
+    "partition.within": "dirichlet",
     "folder.layout": "class/client",
     "partition.subsample": 30,
     "split.test-of-labels": True,
@@ -171,6 +184,9 @@ def dealt(directory, keys):
     return [tuple(map(len, (client.train, client.validation, client.test))) for client in clients]
 
 
+BY_OWNER = ("iid", "natural", "quantity-skew", "domain")
+
+
 def test_every_key_that_deals_or_splits_a_nodes_own_files_acts_by_number_or_is_refused(tmp_path, monkeypatch):
     """The same rows with other labels: the numbers of examples are the same, for people and for a test part, too."""
     monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
@@ -179,7 +195,7 @@ def test_every_key_that_deals_or_splits_a_nodes_own_files_acts_by_number_or_is_r
     assert set(TRIED) == keys - BESIDE, "a new key: does it change a number of examples by label?"
     by_person = [0] * 20 + [1] * 40
     other_labels = [int(n) for n in np.random.default_rng(0).permutation([0] * 5 + [1] * 31 + [2] * 24)]
-    for write, names in ((owned, ("iid", "natural")), (with_test_part, ("iid",))):
+    for write, names in ((owned, BY_OWNER), (with_test_part, ("iid", "quantity-skew"))):
         first, second = (
             write(tmp_path / f"{write.__name__}{n}", labels) for n, labels in enumerate((by_person, other_labels))
         )
@@ -189,8 +205,9 @@ def test_every_key_that_deals_or_splits_a_nodes_own_files_acts_by_number_or_is_r
                 tried = {"partition.name": name, key: value}
                 assert dealt(first, tried) == dealt(second, tried), tried
                 assert (dealt(first, tried) is None) == (key in BY_LABEL), tried
-    by_name = {name: dealt(first, {"partition.name": name}) for name in get_args(PartitionName) if name != "natural"}
-    assert [name for name, numbers in by_name.items() if numbers] == ["iid"]
+    names = [name for name in get_args(PartitionName) if name not in ("natural", "domain")]
+    by_name = {name: dealt(first, {"partition.name": name}) for name in names}
+    assert [name for name, numbers in by_name.items() if numbers] == ["iid", "quantity-skew"]
 
 
 def test_no_column_of_the_servers_choice_deals_a_nodes_own_files():

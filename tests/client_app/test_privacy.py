@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,12 +37,22 @@ def train(tmp_path, monkeypatch):
     enter_run()
 
     def send(
-        home, least_noise=0.0, phase="", round=1, content=None, views=(), keep=False, kind=Kind.TRAIN, base="", **keys
+        home,
+        least_noise=0.0,
+        phase="",
+        round=1,
+        content=None,
+        views=(),
+        keep=False,
+        kind=Kind.TRAIN,
+        base="",
+        only_secure=False,
+        **keys,
     ):
         monkeypatch.setenv("SEPAL_HOME", str(tmp_path / home))
         order = Order("0" * 32, kind, Plan(round, phase), base, keep=keep, views=views)
         message = Message(write_order(order, content or Content()), dst_node_id=1, message_type="train")
-        node = {"partition-id": 0, "num-partitions": 2, "least-noise": least_noise}
+        node = {"partition-id": 0, "num-partitions": 2, "least-noise": least_noise, "only-secure": only_secure}
         return read_reply(handle(message, Context(1, 1, node, RecordDict(), {**RUN, **keys})).content)
 
     return send
@@ -89,6 +100,45 @@ def test_a_node_sends_no_upload_with_less_noise_than_its_operator_demands(train)
             train("one", least_noise=1.0, **{"privacy.noise": noise})
     with pytest.raises(ProtocolError, match="phase: expected one whose uploads have noise, as this node demands"):
         train("one", least_noise=1.0, method="dmpfl", phase="1")
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_node_that_demands_secure_sums_answers_no_other_run(train, kind):
+    """Not even how many examples it has; with secure sums it trains, and sends its keys."""
+    off = {"privacy.noise": 0.0, "privacy.clip": 0.0, "method": "fedavg"}
+    with pytest.raises(ProtocolError, match=r"secure: expected sum, as this node demands \(sepal join --only-secure\)"):
+        train("one", kind=kind, only_secure=True, **off)
+    if kind is Kind.TRAIN:
+        summed = train("two", only_secure=True, clients=3, secure="sum", **off)[1]
+        assert len(summed.data) == 64, "two public keys, and no update"
+
+
+SUMMED = {"privacy.noise": 0.0, "privacy.clip": 0.0, "clients": 3, "secure": "sum", "only_secure": True}
+
+
+def are_alike(replies):
+    return len({(len(c.data), *c.scalars, str(replace(head, version="", metrics={}))) for head, c in replies}) == 1
+
+
+def test_no_answer_tells_whether_a_node_is_beyond_the_range_that_the_server_chooses(train):
+    """It was an error before any sum; its entries move by more than 1e-2 and by less than 1."""
+    assert are_alike([train("one", **SUMMED, **{"secure-range": reach}) for reach in (8.0, 1.0, 1e-2, 1e-6)])
+
+
+def test_no_answer_tells_whether_training_ends_in_numbers_that_can_be_sent(train):
+    """Rates and ranges that the server chooses: the last ones end beyond 1e6, and in no finite numbers."""
+    rates = [{"lr": rate, "secure-range": 1e6} for rate in (0.1, 1e6, 1e12, 1e30)]
+    assert are_alike([train("one", **SUMMED, **rate) for rate in rates])
+
+
+def test_no_answer_tells_how_far_an_entry_moves_that_the_server_chooses(train):
+    """The bias of one class is at the end of what may be sent; the more of it there is, the further it moves beyond."""
+    setup = assemble({**RUN, "privacy.clip": 0.0, "privacy.noise": 0.0, "clients": 3, "secure": "sum"}).setup
+    start = {name: array.copy() for name, array in setup.weights.items()}
+    bias = max(name for name in start if name.endswith("bias"))
+    start[bias][:] = 999_990.0
+    content = seal(Payload(dense(start, setup.layout, ValueCoding.FP32)))
+    assert are_alike([train("one", **SUMMED, content=content, round=2, lr=rate) for rate in (0.1, 1000.0)])
 
 
 def test_equal_updates_have_other_noise_after_another_download(train):

@@ -187,6 +187,7 @@ def test_the_key_is_a_whole_number(value):
         (["--most-uploads", "7", "--no-accuracies", "--least-noise", "1.5"], (7, False, 1.5)),
         (["--privacy", "strict"], (20, False, 5.0)),
         (["--privacy", "strict", "--least-noise", "8", "--most-uploads", "50"], (50, False, 8.0)),
+        (["--only-secure"], (0, True, 0.0)),
         ([], (0, True, 0.0)),
     ],
 )
@@ -198,6 +199,7 @@ def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path, options, expe
     assert result.exit_code == 0, result.output
     node = Node.of(node_configs[0])
     assert (node.most_uploads, node.accuracies, node.least_noise) == expected
+    assert node.only_secure == ("--only-secure" in options)
 
 
 def test_what_strict_demands_is_an_epsilon_below_10():

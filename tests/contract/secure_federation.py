@@ -73,7 +73,8 @@ class SecureFederation(Federation):
         store, secure = self.stores[name], None
         if self.setup.config.secure != "off":
             vault = FileVault(store.directory / "secure", durable=False)
-            secure = SecureSums(name, self.setup.config, self.setup.weights, vault, self.secret + name.encode())
+            key = self.secret + name.encode()
+            secure = SecureSums(name, self.setup.config, self.setup.weights, vault, key, lambda: 10.0 + number)
         counts = {"correct": 3.0 + number, "examples": 10.0 + number}
         info = ClientInfo(name, 10 + number)
         return ClientHost("", info, algorithm, store, lambda predictor, view: counts, {}, secure=secure)

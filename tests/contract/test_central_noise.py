@@ -13,8 +13,10 @@ from sepal.errors import ConfigError, DivergedError, RosterError
 from sepal.protocol.messages import WITHIN_CLIP, read_reply, write_error, write_reply
 from sepal.protocol.types import Payload
 from sepal.server.accounting import without_amplification
-from sepal.server.central_noise import CentralNoise
+from sepal.server.central_noise import CentralNoise, of_seed
+from sepal.server.released_mean import RELEASED
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
+from sepal.server.run_store.disk import evict
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.study.method_checks.cases import RoundLog
@@ -82,6 +84,19 @@ def test_a_server_that_was_killed_reaches_the_same_bits_and_charges_each_round_o
     assert outcome(again) == outcome(whole_run)
     assert [record.releases for record in log.records] == [1, 1, 0]
     assert dict(again.report.released.rounds) == {1: 3}
+
+
+def test_noise_without_a_secret_is_drawn_anew_and_never_from_the_seed_that_clients_know(tmp_path):
+    """As of a ServerApp of one's own, by ``METHOD.durable``."""
+    ends = set()
+    for key in (b"", b"", of_seed(federation().setup.config.seed)):
+        world = federation(rounds=1)
+        world.key = key
+        ends.add(outcome(run(world)[0])[0])
+    assert len(ends) == 3
+    world.key = b""
+    with pytest.raises(ConfigError, match=r"privacy\.mode: expected local, or SepalStrategy\(…, secret=…\)"):
+        world.server(DiskRunStore(tmp_path, ServerState))
 
 
 def test_a_recorded_round_is_replayed_from_its_noised_mean_and_not_noised_again(tmp_path):
@@ -331,3 +346,27 @@ def test_a_release_is_added_and_no_other_line_is_written_again(tmp_path):
         file.write("3 dd")  # a power failure while a line was written
     assert first.note_release(3, "e" * 32) == 2
     assert (tmp_path / "releases").read_text().splitlines()[-2:] == ["3 dd", f"3 {'e' * 32}"]
+
+
+def test_a_planted_noised_mean_is_one_error_of_ours(tmp_path):
+    """As a rule the round is run again, which clients that have answered a later one refuse."""
+    world, DyingStore.dies_at = federation(tmp_path / "w", checkpoint_every=10, timeout=0.01), 3
+    with pytest.raises(Killed):
+        run(world, DyingStore(tmp_path / "store", ServerState))
+    for odd in (b"", b"x\n", b"{}\n", b"[]\n", b"null\n", b'{"of": 1}\n', b'{"of": "x"}\n12345678', b"[" * 9999):
+        store = DiskRunStore(tmp_path / "store", ServerState)
+        store.latest()
+        store.keep_part(2, RELEASED, odd)
+        with pytest.raises(RosterError, match="goes on from an older copy"):
+            run(world, store)
+
+
+def test_a_round_whose_clients_were_all_evicted_is_noise_alone(tmp_path):
+    keys = {"privacy": {"sampling": "poisson", "noise": 0.15}, "clients_per_round": 2}
+    world, DyingStore.dies_at = federation(tmp_path / "w", **keys), 2
+    with pytest.raises(Killed):
+        run(world, DyingStore(tmp_path / "store", ServerState))
+    for name in world.nodes.values():
+        evict(tmp_path / "store", name)
+    _, log = run(world, DiskRunStore(tmp_path / "store", ServerState))
+    assert [record.releases for record in log.records] == [2, 1, 0], "round 2 had released another sum before the kill"

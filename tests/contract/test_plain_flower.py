@@ -144,9 +144,11 @@ def test_keys_of_the_users_own_may_have_the_name_of_a_group():
         FedAvg(Net, {"privacy.nois": 1.0})
 
 
-@pytest.mark.parametrize("key", sorted(key for key in flat_keys(RunConfig) if "." in key and key not in KEYS))
+@pytest.mark.parametrize(
+    "key", sorted(key for key in flat_keys(RunConfig) if ("." in key and key not in KEYS) or key.startswith("secure"))
+)
 def test_no_key_of_sepals_groups_in_a_run_config_is_taken_for_the_users_own(key):
-    """``privacy.noise`` was: the run went on without noise."""
+    """``privacy.noise`` was: the run went on without noise; ``secure`` was: the server saw every update."""
     with pytest.raises(ConfigError, match=f"{re.escape(key)}: expected a key that works in a Flower app of your own"):
         FedAvg(Net, {key: 1.0})
 
@@ -290,9 +292,9 @@ def test_a_silent_stranger_a_round_costs_no_more_than_its_patience():
         waited.clear()
 
 
-@pytest.mark.parametrize("key", ["least-noise", "most-uploads", "audit", "export"])
+@pytest.mark.parametrize("key", ["least-noise", "only-secure", "most-uploads", "audit", "export"])
 def test_a_node_that_demands_what_plain_flower_does_not_keep_is_refused(key):
-    value = {"least-noise": 1.0, "most-uploads": 3}.get(key, "/x")
+    value = {"least-noise": 1.0, "only-secure": True, "most-uploads": 3}.get(key, "/x")
     with pytest.raises(RosterError, match=f"{key}: expected nothing: only nodes of `sepal join` hold to it"):
         started(nodes=contexts(**{key: value}))
 

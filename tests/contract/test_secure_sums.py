@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,15 +13,16 @@ import pytest
 
 from sepal.errors import DivergedError, RoundError, SepalError
 from sepal.protocol.messages import Content, read_reply, write_error, write_reply
-from sepal.protocol.types import Plan
+from sepal.protocol.types import Payload, Plan
+from sepal.server.round import Round
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
 from sepal.server.strategy import SepalStrategy
-from sepal.server.summed_uploads import SummedUploads
-from sepal.strategies.baselines.fedavg import ServerState
+from sepal.server.summed_uploads import StoredSum, SummedUploads, pack, unpack
+from sepal.strategies.baselines.fedavg import ClientState, ServerState
 from tests.contract.fakes import SIZE, step
 from tests.contract.harness import Killed, Nodes
-from tests.contract.secure_federation import STEPS, federation
+from tests.contract.secure_federation import METHOD, STEPS, SummedClient, federation
 
 SERVER_KILLS = [(number, when) for number in STEPS for when in ("before", "after")]
 
@@ -238,19 +241,82 @@ def test_a_sum_from_which_no_model_can_be_made_is_void():
     assert np.allclose(strategy.progress.server.weights["w"], expected, atol=5e-3)
 
 
-def test_a_change_beyond_the_range_is_one_bit_and_the_others_go_on():
-    # in round 1, step() moves an entry by more than .545 for 2 of the 6, which see it themselves
-    _, records, _ = recorded(federation(clients=6, secure_range=0.545, rounds=1))
-    assert len(records[0].diverged) == 2
-    assert len(records[0].replies) == 4
-    refused = [entry.reason for entry in records[0].ledger if entry.status == "refused"]
-    assert len(refused) == 2
-    assert all("(secure-range)" in reason for reason in refused)
+def test_a_change_beyond_the_range_counts_as_none_and_the_sum_alone_tells_it(caplog):
+    # in round 1, step() moves an entry by more than .545 for 2 of the 6
+    strategy, records, _ = recorded(federation(clients=6, secure_range=0.545, rounds=1))
+    assert records[0].beyond_range == 2
+    assert len(records[0].replies) == 6
+    assert not records[0].diverged
+    assert not [entry for entry in records[0].ledger if entry.status == "refused"]
+    text = "2 of 6 clients changed an entry by more than secure-range, or to no number: they count as unchanged"
+    assert text in caplog.text
+    first = np.linspace(-1, 1, SIZE).astype(np.float32)
+    names = [f"client-{number}" for number in range(6)]
+    changes = np.array([step(first, name, Plan(1)) for name in names], np.float64)
+    beyond = np.abs(changes).max(axis=1) > 0.545
+    assert beyond.sum() == 2
+    changes[beyond] = 0
+    expected = first + np.average(changes, axis=0, weights=range(10, 16))
+    assert np.allclose(strategy.progress.server.weights["w"], expected, atol=1e-6)
 
 
-def test_most_clients_diverging_ends_the_run_and_no_round_is_repeated():
-    with pytest.raises(RoundError, match="round 1: expected a model from which most clients can train"):
+class DivergingClient(SummedClient):
+    """In round 2, client-3's model is no number, in its upload or in its state alone; with ``range`` it is as ever."""
+
+    where = "range"
+
+    def train(self, state, download, plan):
+        after, upload = super().train(state, download, plan)
+        if (self.name, plan.round) != ("client-3", 2) or self.where == "range":
+            return after, upload
+        model = np.full(SIZE, np.nan, np.float32)
+        if self.where == "upload":
+            upload = Payload({"w": replace(upload.tensors["w"], values=model)})
+        return ClientState({"w": model}), upload
+
+
+@pytest.mark.parametrize("where", ["upload", "state"])
+def test_a_client_whose_training_ends_in_no_number_counts_as_unchanged_and_keeps_its_state(where, monkeypatch):
+    monkeypatch.setattr(DivergingClient, "where", where)
+    world = federation(rounds=3)
+    world.method = replace(METHOD, client=DivergingClient)
+    strategy, records, _ = recorded(world)
+    assert [record.beyond_range for record in records[:3]] == [0, 1, 0]
+    assert [len(record.replies) for record in records[:3]] == [5, 5, 5]
+    assert not any(record.diverged for record in records)
+    assert {len(seen) for seen in world.seen.values()} == {1}
+    assert all(np.isfinite(strategy.progress.server.weights["w"]))
+    names = strategy.progress.versions["client-3"]
+    assert np.isfinite(world.stores["client-3"].load(names).state.model["w"]).all()
+
+
+@pytest.mark.parametrize("where", ["range", "upload", "state"])
+def test_a_damaged_state_of_a_client_that_counted_as_unchanged_is_made_again(where, monkeypatch):
+    monkeypatch.setattr(DivergingClient, "where", where)
+    world = federation(clients=6, secure_range=8 if where != "range" else 0.545, rounds=2)
+    world.method = replace(METHOD, client=DivergingClient)
+    _, records, _ = recorded(world)
+    assert records[1].beyond_range
+    for name, store in world.stores.items():
+        (newest,) = (version for version in store.versions() if version.startswith("2-"))
+        before = store.load(newest).state
+        (store.directory / f"{newest}.safetensors").write_bytes(b"")
+        assert not store.load(newest)
+        again = world.host(name)._load(newest)[0]
+        assert again.model["w"].tobytes() == before.model["w"].tobytes()
+
+
+def test_what_a_client_that_is_only_evaluated_adds_to_the_number_beyond_the_range_is_nobodys():
+    part = StoredSum(False, ("a", "b", "c"), {}, 0.0, 0.0, 3, 32, 8.0, 0, 1, vector=(3).to_bytes(4, "little"))
+    assert part.beyond == 0
+    assert replace(part, trains=True).beyond == 3
+
+
+def test_most_clients_beyond_the_range_make_each_round_void_and_none_is_repeated():
+    void = r"none in 3 rounds \(.*expected most to change each entry by at most 0.001 \(secure-range\), got 5 of 5"
+    with pytest.raises(RoundError, match=void) as caught:
         run(federation(secure_range=1e-3))
+    assert str(caught.value).endswith("a larger secure-range, or evict clients that lie")  # has no max-update-norm
 
 
 FORGERIES = {
@@ -283,6 +349,63 @@ def test_a_forged_reply_costs_its_client_the_round_and_nobody_else(what):
     without = names if step_of == "unmask" else names[:-1]
     expected = expected_model(3, lambda number: without if number == 2 else names)
     assert np.allclose(strategy.progress.server.weights["w"], expected, atol=1e-6)
+
+
+def test_keys_of_another_client_cost_who_sends_them_the_round_and_nobody_else():
+    """Where keys occur twice, every other client refuses the step, and the round would be void for all."""
+    world = federation(clients=6, on_missing="skip")
+
+    def forged(round, kind, name, reply):
+        if (round, kind, name) != (2, "train", "client-5"):
+            return reply
+        head, content = read_reply(reply)
+        return write_reply(head, Content(world.seen[2, "train", "client-4"][0], content.scalars))
+
+    world.forged = forged
+    _, records, _ = recorded(world)
+    assert not records[1].void
+    refused = [entry for entry in records[1].ledger if entry.status == "refused"]
+    assert [(entry.client, entry.reason) for entry in refused] == [
+        ("client-5", "keys: expected keys of its own, got those of another client")
+    ]
+
+
+PARTS_AT = {"members": "shares", "shares": "counted", "counted": "sum", "sum": "commit"}  # before what it is the newest
+ODD = [None, True, -1, 1e300, 10**6, "x", [], [[]], {}, {"x": 1}]
+
+
+def changed(value, path=()):
+    """Yield ``value`` with each of its parts replaced in turn by an odd one; of lists, their first item."""
+    yield from ODD
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in items:
+        if key != "record":  # the test of records is elsewhere
+            for other in changed(item):
+                yield {**value, key: other} if isinstance(value, dict) else [other, *value[1:]]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("part", PARTS_AT)
+def test_a_planted_part_of_a_secure_round_is_one_error_of_ours(part, tmp_path, monkeypatch):
+    monkeypatch.setattr(DyingStore, "dies", PARTS_AT[part])
+    world = federation(rounds=2, timeout=0.01)
+    store = DyingStore(tmp_path, ServerState)
+    with pytest.raises(Killed):
+        world.server(store).start(Nodes(world))
+    again = DiskRunStore(tmp_path, ServerState)
+    assert again.latest().round == 1
+    head, blobs = unpack(again.part(2, part))
+    heads = [*({**head, "groups" if "groups" in head else "sums": odd} for odd in ODD)]
+    key = "groups" if "groups" in head else "sums"
+    heads += [{**head, key: other} for other in changed(head[key])]
+    for planted in heads:
+        again.keep_part(2, part, pack(planted, blobs))
+        strategy = world.server(DiskRunStore(tmp_path, ServerState))
+        start = strategy._run.inputs(2, [], {})
+        round = Round(start, strategy.setup, again)
+        with suppress(SepalError):
+            round.take_up()
+            round.secure_sums(lambda messages: messages.waiting.clear())
 
 
 def test_an_error_in_a_step_puts_no_words_into_anothers_mouth():
@@ -369,7 +492,8 @@ def test_no_clients_figures_no_digest_of_a_state_and_no_upload_of_one_client_are
 @pytest.mark.parametrize("clients", [3, 5, 9])
 def test_the_ledger_has_the_bytes_of_the_formula(clients):
     _, records, _ = recorded(federation(clients=clients, rounds=1))
-    k, n, d, b, m = clients - 1, clients, SIZE, 32, 2 * 2 * 4  # received and trained, on test and validation data
+    # Figures: four each of received and trained, on test and validation data, and the one of secure-range.
+    k, n, d, b, m = clients - 1, clients, SIZE, 32, 2 * 2 * 4 + 1
     sizes = {}
     for entry in records[0].ledger:
         sizes.setdefault((entry.step, entry.direction), set()).add(entry.payload)

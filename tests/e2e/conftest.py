@@ -1,6 +1,9 @@
-"""One SuperLink with TLS and registered node keys for each file of tests that asks for it."""
+"""One SuperLink with TLS and registered node keys for each file of tests that asks for it, and a Slurm for a test."""
 
 from __future__ import annotations
+
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,7 @@ from sepal.engines.flower.credentials import ServerCredentials
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.node_registry import NodeRegistry
 from tests.e2e.attacking_client import EVIL, GUEST, HONEST
+from tests.e2e.two_node_slurm import Slurm, missing
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +37,16 @@ def server(certs, tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(server):
     return f"localhost:{server.ports.fleet}"
+
+
+@pytest.fixture
+def slurm():
+    if reason := missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as directory:  # sockets have short names
+        cluster = Slurm(Path(directory))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()

@@ -18,7 +18,7 @@ from sepal.engines.flower.engine import CONNECTION, Flower
 from sepal.flower.versions import speaks_http
 from tools.hosts.federation import IDLE, payload_sums
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 FLAT = {

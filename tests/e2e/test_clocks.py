@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.machines import Machines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
 PAUSE = 25.0  # seconds; without a heartbeat for 20, Flower ends a run
 

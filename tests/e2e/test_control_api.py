@@ -16,7 +16,7 @@ from sepal.engines.flower.engine import Flower
 from sepal.flower.superlink import LOOPBACK, NoPages
 from sepal.flower.versions import speaks_http
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 def response_to(port: int, path: str = "/v1/control/list-runs", **headers: str) -> tuple[int, bytes]:

@@ -14,7 +14,7 @@ from sepal.runs.stored_run import read_run
 from sepal.strategies import registry
 from tools.demo import BESIDE, compared
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -78,7 +78,7 @@ def abandoned(before):
 def test_the_demo_runs_and_leaves_no_process(tmp_path):
     before = homes()
     process, mark = start(tmp_path)
-    output, errors = process.communicate(timeout=600)
+    output, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors
     assert left(mark) == []
     assert abandoned(before) == set()
@@ -114,7 +114,7 @@ def test_the_demo_runs_and_leaves_no_process(tmp_path):
 def test_a_failed_run_makes_the_demo_fail(tmp_path):
     (tmp_path / "runs").write_text("")  # the server cannot make its directory
     process, mark = start(tmp_path)
-    output, errors = process.communicate(timeout=600)
+    output, errors = process.communicate(timeout=900)
     assert process.returncode == 1
     assert "expected a directory that can be made, got Not a directory" in errors.splitlines()[-1]
     assert output == ""

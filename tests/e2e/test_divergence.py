@@ -14,7 +14,7 @@ import pytest
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.processes import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 # `drift` has a gradient of 1 in each step, so a round moves it by s = lr · steps = .1 · 4; above 2.7 s the loss is NaN.
@@ -93,6 +93,7 @@ def test_two_workers(expected, tmp_path):
     assert outcome(folder / "runs" / "r") == expected
 
 
+@pytest.mark.long
 def test_a_deployment(expected, tmp_path):
     fleet, control = str(free_port()), str(free_port())
     server = directory_with_model(tmp_path / "server")

@@ -26,7 +26,7 @@ from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
 from tools.load.light import LightClient, PreparedAnswers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 LIAR = "client-00002"
 FLAT = {

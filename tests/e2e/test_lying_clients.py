@@ -19,7 +19,7 @@ from sepal.protocol.types import Kind
 from tests.attacks.test_hostile_methods import DIGITS, LIES, METHODS, Seals
 from tests.e2e.attacking_client import EVIL, GUEST, HONEST, light_client
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 LARGEST = 1_000_000
 MEBIBYTE = 1 << 20

@@ -21,7 +21,7 @@ from sepal.strategies.assembly import assemble
 from tests.sepal.engines import modules_with_state
 from tests.sepal.engines.test_modules_with_state import FLAT, HERE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 KEYS = {**FLAT, "model": f"{HERE}:{modules_with_state.everything.__name__}", "rounds": 4, "timeout": 240.0}
@@ -44,6 +44,7 @@ def expected(tmp_path_factory):
     return results_of(path)
 
 
+@pytest.mark.long
 def test_a_node_that_starts_again_between_rounds_goes_on_with_what_its_model_held(expected, tmp_path):
     with Flower(environment={"SEPAL_HOME": str(tmp_path / "home")}) as deployment:
         deployment.start_superlink()

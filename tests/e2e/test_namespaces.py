@@ -20,7 +20,7 @@ from sepal.strategies.assembly import assemble
 from tools.hosts.federation import Hosts, counted, cut_after
 from tools.hosts.network import NamespaceNetwork, unavailable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 SEGMENT, HEADERS = 1448, 66  # bytes of TCP payload in a packet; its Ethernet, IP and TCP headers with timestamps
@@ -52,7 +52,10 @@ def hosts(tmp_path_factory):
         assert not federation.left(), "a process was left behind"
 
 
-@pytest.mark.parametrize(("method", "least", "most"), [("fedavg", 988_000, 1_010_000), ("fedpse", 99_004, 116_920)])
+@pytest.mark.parametrize(
+    ("method", "least", "most"),
+    [pytest.param("fedavg", 988_000, 1_010_000, marks=pytest.mark.long), ("fedpse", 99_004, 116_920)],
+)
 def test_the_interfaces_count_what_the_ledger_says(hosts, app, tmp_path, method, least, most):
     """FedPSE sends 24,751 of 247,510 weights: 99,004 bytes, and 247,510 · H(.1) / 8 + 3 % for places spread evenly."""
     config = {**FLAT, "method": method, "model": "megabyte:build", "rounds": 3, "evaluate-every": 0}
@@ -66,6 +69,7 @@ def test_the_interfaces_count_what_the_ledger_says(hosts, app, tmp_path, method,
         assert count.answered[side] <= count.interface[side] <= most, count
 
 
+@pytest.mark.long
 def test_a_cut_of_twenty_seconds_loses_nothing(hosts, app, tmp_path):
     """FedPSE's residuals stay with the clients: the run must end with the bits of the uninterrupted one."""
     config = {**FLAT, "method": "fedpse", "rounds": 4, "evaluate-every": 0, "seed": 3}

@@ -23,7 +23,7 @@ LAST = {  # what the output of a notebook's last cell with one must have
     "photographs": "probability",
 }
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 def free_port():
@@ -44,7 +44,9 @@ def test_each_has_its_expectation():
     assert set(NOTEBOOKS) == set(LAST)
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ("deploy", "photographs"))) for name in NOTEBOOKS]
+)
 def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     """In a directory of its own; where torchvision's wheel does not fit torch's, it is imported by Sepal first."""
     if name == "photographs":

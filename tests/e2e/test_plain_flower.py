@@ -10,7 +10,7 @@ import pytest
 
 from sepal.engines.flower.engine import Flower
 
-pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(1200)]
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 METHODS = {  # where it is, and rounds in which it learns
@@ -45,7 +45,10 @@ def run(flower, app, **keys):
     return flower.run_app(app, keys, "num-supernodes=4 client-resources-num-cpus=1", timeout=300)
 
 
-@pytest.mark.parametrize("method", METHODS)
+# All methods run so in one process in tests/contract/test_plain_flower.py.
+@pytest.mark.parametrize(
+    "method", [pytest.param(method, marks=[pytest.mark.long] * (method != "FedPSE")) for method in METHODS]
+)
 def test_the_quickstart_runs_with_two_lines_changed(method, flower, tmp_path):
     rounds = METHODS[method][1]
     ended = run(flower, app_with(method, tmp_path), **{"num-server-rounds": rounds})

@@ -23,7 +23,7 @@ import pytest
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.processes import FlowerError
 
-pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 INTRUDER = """
@@ -87,7 +87,7 @@ def simulation(tmp_path_factory):
                 flower.run_app(ROOT, config, "num-supernodes=2 client-resources-num-cpus=1")
 
         threading.Thread(target=run, daemon=True).start()
-        wait_for(lambda: named(flower, "raylet") and named(flower, "ClientAppActor"))
+        wait_for(lambda: named(flower, "raylet") and named(flower, "ClientAppActor"), 300)  # Ray may be started again
         yield flower
 
 

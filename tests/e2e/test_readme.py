@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,19 +17,18 @@ import pytest
 from sepal.engines.flower.processes import MARK, Processes
 from tests.test_readme import BLOCKS, ROOT, TUTORIAL, commands, page, photographs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(1200)]
 BIN = Path(sys.executable).parent
 
 
 def shell(block: str, directory: Path, home: Path) -> str:
     """Run a block of README in ``directory`` with this environment's commands; return what it printed."""
-    text = re.sub(r"\.venv/bin/", f"{BIN}/", block)
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     environment |= {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with Processes(home) as processes:  # ends the SuperLink that `flwr run` leaves in the background
         environment[MARK] = processes.environment[MARK]
         completed = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
+            ["bash", "-euo", "pipefail", "-c", block],
             cwd=directory,
             env=environment,
             capture_output=True,
@@ -50,7 +48,7 @@ def test_the_commands_work_as_they_stand(tmp_path):
     lines = dict.fromkeys([*commands(BLOCKS), *commands(TUTORIAL)])
     assert {line.split()[0] for line in lines} == {"run", "show", "methods", "keys", "compare"}
     for line in lines:
-        assert shell(f".venv/bin/sepal {line}\n", tmp_path, tmp_path / "home")
+        assert shell(f"sepal {line}\n", tmp_path, tmp_path / "home")
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
     assert (tmp_path / "runs" / "compare" / "report.html").exists()
 
@@ -64,8 +62,12 @@ def test_readmes_simulation_works_as_it_stands(tmp_path):
     assert (summary["method"], summary["rounds"], summary["clients"]) == ("fedpse", 5, 10)
 
 
+@pytest.mark.long
 def test_a_serverapp_of_ones_own_runs_in_flowers_simulation(tmp_path):
-    """The block of flower-app.md, in an app that has Sepal's keys, with fewer rounds; clients run Sepal's ClientApp."""
+    """The block of flower-app.md, in an app that has Sepal's keys, with fewer rounds; clients run Sepal's ClientApp.
+
+    In one process it runs in tests/test_readme.py.
+    """
     (code,) = (block for language, block in page("flower-app.md") if language == "python" and ".durable(" in block)
     assert code.count("num_rounds=20") == 1
     app_directory = tmp_path / "own"
@@ -77,7 +79,7 @@ def test_a_serverapp_of_ones_own_runs_in_flowers_simulation(tmp_path):
     assert settings.count('"sepal.apps:server_app"') == 1
     (app_directory / "pyproject.toml").write_text(settings.replace('"sepal.apps:server_app"', '"own_server:app"'))
     flwr = (
-        ".venv/bin/flwr run . --stream --federation-config 'num-supernodes=3 client-resources-num-cpus=1' "
+        "flwr run . --stream --federation-config 'num-supernodes=3 client-resources-num-cpus=1' "
         "--run-config \"method='fedpse' fedpse.keep=0.1 dataset='digits' clients=3 rounds=2\""
     )
     output = shell(f"export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1\n{flwr}\n", app_directory, tmp_path / "home")

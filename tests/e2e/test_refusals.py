@@ -38,7 +38,7 @@ from sepal.flower.admission import MOST_CALL, MOST_STRANGERS
 from sepal.flower.versions import speaks_http
 from tests.e2e.attacking_client import HONEST
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ No machine is without a certificate that the others trust, so the run goes on, t
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -66,4 +67,21 @@ def test_the_authority_and_the_server_are_renewed_within_a_run(machines):
             assert "join1-certs/ca.crt expires on" in warning[0]
     assert shown(machines, 1) == ["valid for 127.0.0.1 for 365 more days"]
     assert len({expiry(path) for path in machines.directory.glob("*-certs/ca.crt")}) == 1
+    machines.check_finished()
+
+
+def test_a_server_whose_certificate_expires_says_so_and_goes_on_with_another(machines):
+    """Flower's commands call it the network. A busy machine takes a minute until a run has begun."""
+    certs = machines.directory / "fl-certs"
+    shutil.rmtree(certs)
+    machines.keys |= {"rounds": 4}
+    make_certificates(certs, nodes=NAMES, days=1, now=datetime.now(UTC) + timedelta(seconds=120) - timedelta(days=1))
+    for name in ("serve", "join0"):  # the run waits for the second client, so that it does not end before
+        copied(machines, name)
+    assert machines.running["serve"].wait(400) == 2
+    file = machines.directory / "serve-certs" / "server.pem"
+    assert machines.log("serve").splitlines()[-1].startswith(f"sepal: {file}: expected a certificate that is valid on ")
+    make_certificates(certs)
+    for name in ("serve", "join1"):
+        copied(machines, name)
     machines.check_finished()

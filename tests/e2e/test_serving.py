@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 
+from sepal.client_app.host import COSTS
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.engines.flower.probe import examine
@@ -31,7 +32,7 @@ from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from tests.test_readme import BLOCKS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 EVIL = """
@@ -81,7 +82,7 @@ def test_three_terminals(tmp_path):
     """README's block as it stands, at other ports."""
     ports = [str(free_port()), str(free_port())]
     (block,) = (block for _, block in BLOCKS if "sepal serve" in block)
-    first, *others = (shlex.split(line.removeprefix(".venv/bin/sepal ")) for line in block.splitlines())
+    first, *others = (shlex.split(line.removeprefix("sepal ")) for line in block.splitlines())
     assert (first[0], [words[:2] for words in others]) == ("serve", [["join", "127.0.0.1:9092"]] * 2)
     server = sepal([*first, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
     clients = [
@@ -137,7 +138,9 @@ def test_three_terminals(tmp_path):
     assert left(tmp_path / "home") == []
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["with its processes", "alone"])
+@pytest.mark.parametrize(
+    "alone", [pytest.param(False, id="with its processes", marks=pytest.mark.long), pytest.param(True, id="alone")]
+)
 def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_back(tmp_path, alone):
     """With all that `sepal serve` had started, as when its machine stops, or alone, so that the others keep its ports.
     One client's SuperNode ends as well, as Flower's does when a call is not authenticated.
@@ -257,7 +260,7 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
         open_site, quiet_site = line["clients"]
         assert open_site["trained"] > 0
         assert [quiet_site[view] for view in ("received", "trained", "kept", "pooled")] == [None] * 4
-        assert set(quiet_site["metrics"]) == {"seconds", "steps", "multiply-adds"}
+        assert set(quiet_site["metrics"]) == COSTS
         assert line["not_accepted"] == []
 
 

@@ -18,7 +18,7 @@ MIB = 2**20
         # At 1 % a value has 4 bytes and an index of about one. Memory was measured as 12.5 and 10.4 times the model's,
         # with Python and torch; one more copy of the model on each side would be seen.
         ("in process", "FedPSE, keep .01", 0.0125 * DENSE, 13.5 * DENSE),
-        ("deployed", "FedPSE, keep .01, LoRA", 0.0005 * DENSE, 12 * DENSE),
+        pytest.param("deployed", "FedPSE, keep .01, LoRA", 0.0005 * DENSE, 12 * DENSE, marks=pytest.mark.long),
     ],
 )
 def test_a_model_of_86_million_parameters_trains_within_its_bytes_and_memory(engine, method, most_up, most_memory):

@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from sepal.runs.claims import read_claims
 from sepal.study.clusters.records import log_file, read_submission
-from tests.e2e.two_node_slurm import Slurm, missing
+from tests.e2e.two_node_slurm import Slurm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -43,19 +42,6 @@ nodelist = "n2"
 nodelist = "n1"
 time = "00:01:00"
 """
-
-
-@pytest.fixture
-def slurm():
-    if reason := missing():
-        pytest.skip(reason)
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as directory:  # sockets have short names
-        cluster = Slurm(Path(directory))
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.stop()
 
 
 class Study:

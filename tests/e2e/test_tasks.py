@@ -14,7 +14,7 @@ from sepal.runs.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 from tests.tasks.settings import DIABETES
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 KEYS = {**DIABETES, "method": "fedpse", "clients": 2, "rounds": 3, "timeout": 240.0, "name": "diabetes"}
 
@@ -26,6 +26,7 @@ def results_of(directory):
     return summary["weights_sha256"], summary["clients_sha256"], summary["metrics"], figures
 
 
+@pytest.mark.long
 def test_a_regression_has_the_same_bits_and_figures_over_the_network(tmp_path):
     assembly = assemble(KEYS)
     with RunDirectory(tmp_path / "expected", assembly, IN_PROCESS) as directory:

@@ -7,10 +7,12 @@ import pytest
 from tests.e2e.test_readme import shell
 from tests.tasks.test_tutorials import PAGES, ROOT, blocks, check, tutorial
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [name if name == "tokens" else pytest.param(name, marks=pytest.mark.long) for name in PAGES]
+)
 def test_a_comparison_prints_what_its_tutorial_shows(name, tmp_path):
     """In words, not in numbers: a difference of two methods may be near 0."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -10,7 +10,7 @@ import pytest
 from sepal.engines.flower.processes import free_port
 from tests.e2e.test_divergence import sepal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 SPOILT = """
 import numpy as np
@@ -45,6 +45,7 @@ def sets() -> list[str]:
     return [word for key, value in KEYS.items() for word in ("--set", f"{key}={value}")]
 
 
+@pytest.mark.long
 def test_a_deployment(tmp_path):
     fleet, control = str(free_port()), str(free_port())
     server = directory_with_method(tmp_path / "server")

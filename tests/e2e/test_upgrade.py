@@ -12,7 +12,7 @@ from sepal.engines.flower.certificates import make_certificates
 from sepal.protocol.peer import PROTOCOL
 from tests.e2e.machines import PARTS, Machines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 KEYS = {"dataset": "digits", "rounds": 12, "evaluate-every": 0}

@@ -16,7 +16,7 @@ import pytest
 
 from sepal.engines.flower.processes import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("models", "client_app", "server_app", "strategies", "study", "tools")

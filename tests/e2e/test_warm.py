@@ -20,7 +20,7 @@ from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import Flower
 from tests.e2e.test_deployment import At
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"dataset": "own", "own.shape": "5", "own.classes": 2, "model": "ward:build", "method": "fedavg"}
@@ -137,7 +137,10 @@ def test_a_fork_without_memory_fails_cleanly(deployment, tmp_path, trouble):
     assert resident(deployment) == before
 
 
-@pytest.mark.parametrize(("version", "reference"), [("0.1.1", "sepal.apps:client_app"), ("0.1.2", "other:app")])
+@pytest.mark.parametrize(
+    ("version", "reference"),
+    [("0.1.1", "sepal.apps:client_app"), pytest.param("0.1.2", "other:app", marks=pytest.mark.long)],
+)
 def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path, version, reference):
     """The app is submitted with changed client code: it is what answers, not what the resident process has imported.
 

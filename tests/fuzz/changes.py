@@ -9,6 +9,7 @@ import numpy as np
 
 from sepal.wire import ValueCoding
 from sepal.wire import sparse_pb2 as pb
+from sepal.wire.ans import encode_ans
 from sepal.wire.bits import packed
 from sepal.wire.gaps import encode_gaps, gaps_between, quotient_bits
 from sepal.wire.values import value_length
@@ -140,7 +141,7 @@ def change_value_coding(upload: Draft, rng: np.random.Generator) -> None:
 def change_index_coding(upload: Draft, rng: np.random.Generator) -> None:
     """Another coding of positions, with as many bytes as it could have."""
     if part := _random_part(upload, rng):
-        part.head.index = int(rng.integers(9))
+        part.head.index = int(rng.integers(10))
         size = _size(part)
         if rng.random() < 0.8:
             length = int(rng.choice([0, (size + 7) // 8, rng.integers(0, 2 + size // 4)]))
@@ -184,6 +185,21 @@ def change_bitmap(upload: Draft, rng: np.random.Generator) -> None:
         part.head.axis = part.head.low_bits = 0
         if rng.random() < 0.7:
             part.head.count = int(bits[:size].sum())
+            _fit_values(part)
+
+
+def change_ans(upload: Draft, rng: np.random.Generator) -> None:
+    """Entropy-coded bits, with another number of them than the count, or in the padding, or coded by another count."""
+    if part := _random_part(upload, rng):
+        size = max(2, _size(part))
+        bits = rng.random((size + 7) // 8 * 8) < rng.choice([0.1, 0.4])
+        bits[size:] = rng.random(bits.size - size) < 0.1
+        count = min(max(1, int(bits[:size].sum()) + int(rng.choice([0, 0, 0, 1, -1]))), size - 1)
+        part.index = encode_ans(packed(bits), count, size)
+        part.head.index = int(pb.IndexCoding.Value("INDEX_ANS"))
+        part.head.axis = part.head.low_bits = 0
+        part.head.count = count if rng.random() < 0.9 else _near(count, HUGE, rng)
+        if part.head.count < 2**16:
             _fit_values(part)
 
 
@@ -311,6 +327,7 @@ CHANGES: tuple[Callable[[Draft, np.random.Generator], None], ...] = (
     change_parameters,
     change_gaps,
     change_bitmap,
+    change_ans,
     flip_index,
     change_value,
     flip_value,

@@ -10,7 +10,7 @@ from sepal.protocol.types import Payload, Schema
 from sepal.wire import SparseTensor, Support, TensorSpec, ValueCoding, rounded
 
 CODINGS = (ValueCoding.FP32, ValueCoding.FP16, ValueCoding.BF16, ValueCoding.SIGN)
-SHAPES = ((), (1,), (7,), (64,), (300,), (12, 20), (3, 5, 7), (40, 1), (2, 3, 4, 5), (0,), (4, 0), (17, 23))
+SHAPES = ((), (1,), (7,), (64,), (300,), (12, 20), (3, 5, 7), (40, 1), (2, 3, 4, 5), (0,), (4, 0), (17, 23), (4_000,))
 DENSITIES = (0.0, 0.01, 0.05, 0.2, 0.38, 0.5, 0.79, 0.95, 1.0)
 SCALARS = {
     "rate": (float, 0.0, 1.0),
@@ -63,7 +63,9 @@ def _tensor(
     coding = CODINGS[rng.integers(len(CODINGS))]
     kind = rng.choice(["explicit", "explicit", "mask", "derived", "same", "depends"])
     if kind == "mask":
-        return SparseTensor(shape, index, None, coding=ValueCoding.NONE), _spec(rng, shape, index, values=False)
+        agreed = bool(rng.random() < 0.5)
+        mask = SparseTensor(shape, index, None, coding=ValueCoding.NONE, entropy_coded=agreed)
+        return mask, replace(_spec(rng, shape, index, values=False), entropy_coded=agreed)
     tensor = SparseTensor(shape, index, _values(rng, index.size, coding), coding=coding)
     if kind == "derived":
         fixed = TensorSpec(shape, Support.DERIVED, index=index)
@@ -74,11 +76,11 @@ def _tensor(
         return replace(tensor, support=Support.SAME), TensorSpec(shape, Support.SAME)
     masks = [mask_name for mask_name, sent in before.items() if sent.values is None and sent.nnz]
     if kind == "depends" and masks:
-        mask = masks[rng.integers(len(masks))]
-        count = before[mask].nnz
+        name_of_mask = masks[rng.integers(len(masks))]
+        count = before[name_of_mask].nnz
         values = _values(rng, count, coding)
         derived = SparseTensor((count,), np.arange(count), values, Support.DERIVED, coding)
-        return derived, lambda sent_before: TensorSpec((sent_before[mask].nnz,), Support.DERIVED)
+        return derived, lambda sent_before: TensorSpec((sent_before[name_of_mask].nnz,), Support.DERIVED)
     return tensor, _spec(rng, shape, index)
 
 

@@ -57,12 +57,15 @@ def seeds() -> list[Seed]:
         "empty": at(array, np.empty(0, np.int64)),
         "gaps": members(rng.random(2_000) < 0.3),
         "gaps-of-absent": members(rng.random(1_000) < 0.79),
+        "ans": members(rng.random(4_000) < 0.38, entropy_coded=True),
+        "ans-of-most": members(rng.random((40, 100)) < 0.8, entropy_coded=True),
     }
     specs: dict[str, TensorSpec | Callable[..., TensorSpec]] = {
         name: TensorSpec(
             tensor.shape,
             tensor.support,
             tensor.values is not None,
+            entropy_coded=tensor.entropy_coded,
             index=None if tensor.support is Support.EXPLICIT else tensor.index,
         )
         for name, tensor in tensors.items()
@@ -143,7 +146,7 @@ def _edit_tensor(header: pb.Header, tensor: pb.Tensor, rng: np.random.Generator)
             field, choices = NUMBERS[which]
             setattr(tensor, field, _number(getattr(tensor, field), choices, rng))
         case 3:
-            tensor.index = int(rng.integers(9))
+            tensor.index = int(rng.integers(10))
         case 4:
             tensor.values = int(rng.integers(7))
         case 5:

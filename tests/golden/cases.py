@@ -20,8 +20,8 @@ FLAT = {
     "clip-gradient": 0.0,
 }
 # Rates other than FLAT's, so that a new calibration moves no figure; and keys without which little happens in three
-# rounds. FedMask's signed weights have one magnitude per layer: many sums are exactly 0, and rounding decides what
-# follows. With drawn weights, processors agree.
+# rounds. Signed weights of FedMask and FedPM have one magnitude per layer: many sums are exactly 0, and rounding
+# decides what follows. With drawn weights, processors agree.
 KEYS = {
     "fedavgm": {"fedavgm.rate": 1.0},
     "fedadam": {"fedadam.rate": 0.01},
@@ -31,6 +31,7 @@ KEYS = {
     "pfedme": {"lr": 0.09, "pfedme.lambda": 15.0, "pfedme.rate": 0.005},
     "pfedhn": {"pfedhn.rate": 0.01, "pfedhn.inner-rate": 0.005},
     "fedmask": {"fedmask.weights": "drawn"},
+    "fedpm": {"fedpm.weights": "drawn"},
     "subfedavg": {"subfedavg.accuracy": 0.1},
     "fedprox": {"fedprox.mu": 0.1},
     "moon": {"moon.mu": 1.0},

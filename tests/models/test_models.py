@@ -32,6 +32,7 @@ PUBLISHED = {
     "mnist-cnn": ((1, 28, 28), 10, 0, 21_840),
     "mnist-cnn-bn": ((1, 28, 28), 10, 0, 21_900),  # and scale and shift of 10 + 20 channels
     "resnet18-gn": ((3, 32, 32), 10, 0, 11_173_962),
+    "shakespeare-lstm": ((80,), 80, 82, 819_936),  # LEAF's 817,872, and 2 x 1,024 biases and 2 x 8 of the embedding
 }
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from referee.calibrate import pages
-from referee.calibrate.search import MOST, SEEDS, Evidence, RateTrial, Trials, run_trial
+from referee.calibrate.search import CLIP, MOST, SEEDS, Evidence, RateTrial, Trials, run_trial
 from referee.calibrate.settings import GROWTH, SETTINGS
 from sepal.strategies import registry
 from sepal.study.record import RunRecord
@@ -166,7 +166,7 @@ def test_a_stored_trial_is_not_needed_again(clip):
     assert not evidence.trials("digits", "pfedgate", setting, 10.0 - clip).accuracies
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedpse"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.long), "fedpse"])
 def test_a_cell_again(method):
     """With the smallest rate, far from divergence, a processor that rounds differently changes hardly anything.
 
@@ -189,8 +189,41 @@ def test_a_trial_of_before_has_the_defaults_of_then_and_one_with_a_margin_those_
     former = {key: value for key, value in registry.former("pfedgate").items() if key != "method"}
     assert {key: before[key] for key in former} == former
     assert before["pfedgate.keep"] == 0.0
-    assert now["clip-gradient"] == 10.0
+    assert (now["clip-gradient"], now["pfedgate.gating"]) == (10.0, "batch")
     assert not {"pfedgate.keep", "on-divergence"} & now.keys()
+
+
+def test_a_trial_that_lacks_a_pinned_key_is_in_the_search_of_before_it_was_pinned():
+    """pFedGate's trials with one gate for an example were judged with a margin before the gate for a batch."""
+    evidence, setting = Evidence([]), SETTINGS["digits"]
+    missing_run = evidence.trials("digits", "pfedgate", setting, 5.0).needed()[0]
+    config = {key: value for key, value in missing_run.config.items() if key != "pfedgate.gating"}
+    evidence.add(RunRecord(config=config, deployed="trained", validation={"trained": 0.5}))
+    assert missing_run in evidence.trials("digits", "pfedgate", setting, 5.0).needed()
+    assert missing_run not in evidence.trials("digits", "pfedgate", setting, 5.0, pinned=False).needed()
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_the_search_with_pinned_keys_counts_once_they_are_defaults(default, monkeypatch):
+    """On digits the search of before has a margin, too. Until that with pinned keys ends, the earliest one is left."""
+    monkeypatch.setattr(pages, "pinned_by_default", lambda method: default or method != "pfedgate")
+    stored = Evidence.read().records
+    without = [record for record in stored if "pfedgate.gating" not in record.config]
+    clips = [
+        dict(trials.chosen()).get(CLIP) for trials in pages._ended(Evidence(without), "digits", SETTINGS["digits"])
+    ]
+    assert clips.count(None) == default
+    assert len(clips) > 30
+
+
+def test_a_search_that_has_begun_without_an_earlier_one_is_not_waited_for():
+    stored, setting = Evidence.read(), SETTINGS["digits"]
+    fedavg = [record for record in stored.records if (record.dataset, record.method) == ("digits", "fedavg")]
+    begun = next(record for record in fedavg if record.config.get(CLIP))
+    evidence = Evidence([*(record for record in stored.records if record not in fedavg), begun])
+    ended = list(pages._ended(evidence, "digits", setting))
+    assert ended
+    assert all(trials.clip and trials.method != "fedavg" for trials in ended)
 
 
 def test_a_method_without_trials_does_not_undo_the_searches_of_the_others():

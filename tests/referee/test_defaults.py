@@ -88,6 +88,7 @@ WITHOUT_ROWS = {
     "spafl",
     "fedselect",
     "fedrts",
+    "fedpm",
 }
 
 

@@ -10,21 +10,21 @@ import pytest
 from referee.leaderboard import density, forest, overview
 from referee.leaderboard.blocks import NAMES, TUNING, read_block
 from referee.leaderboard.design import Design
-from referee.leaderboard.looks import BASELINES, GREY, LOOKS, PAPERS, SAME
 from referee.leaderboard.measures import BlockResults
 from referee.leaderboard.pages import PAGE, counted, measured, pictures
+from referee.leaderboard.styles import BASELINES, GREY, PAPERS, SAME, STYLES
 from tests.referee.test_leaderboard_findings import block, changed, holding
 
 
 def test_a_method_has_one_look_and_no_other_has_it():
-    assert {name for name in LOOKS if name in SAME} == {
-        name for name in LOOKS if LOOKS[name] is LOOKS.get(SAME.get(name))
+    assert {name for name in STYLES if name in SAME} == {
+        name for name in STYLES if STYLES[name] is STYLES.get(SAME.get(name))
     }
-    alone = {name: look[1:] for name, look in LOOKS.items() if name not in SAME}
+    alone = {name: look[1:] for name, look in STYLES.items() if name not in SAME}
     assert len(set(alone.values())) == len(alone)
     assert GREY not in {look.colour for look in PAPERS.values()}
     assert {look.colour for look in BASELINES.values()} == {GREY}
-    assert {contender.name for name in NAMES for contender in read_block(name).contenders} <= LOOKS.keys()
+    assert {contender.name for name in NAMES for contender in read_block(name).contenders} <= STYLES.keys()
 
 
 @pytest.fixture(scope="module")

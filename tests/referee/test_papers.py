@@ -10,9 +10,7 @@ import pytest
 
 from referee.paper.__main__ import main
 from referee.paper.differences import difference, difference_by_seed
-from referee.paper.plan import SCALES, Scale, read_plan
-from referee.paper.report import accuracy, all_tables, block_tables, trial_tables
-from referee.paper.some_runs import (
+from referee.paper.optional_tables import (
     by_capacity,
     by_round,
     of_novel_clients,
@@ -20,6 +18,8 @@ from referee.paper.some_runs import (
     of_the_method,
     privacy_table,
 )
+from referee.paper.plan import SCALES, Scale, read_plan
+from referee.paper.report import accuracy, all_tables, block_tables, trial_tables
 from sepal.errors import ConfigError
 from sepal.report.data import datasets
 from sepal.report.learned_rows import masks as analyse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 
@@ -34,20 +35,31 @@ def run(directory, name="run", rounds=4, **keys):
     return Path(directory) / name
 
 
+@pytest.fixture(scope="module")
+def ended_run(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("ended"))
+
+
+@pytest.fixture
+def ended(ended_run, tmp_path):
+    """A run of four rounds that has ended, alone in its folder: a copy, which a test may change."""
+    (tmp_path / "runs").mkdir(mode=0o700)
+    return Path(shutil.copytree(ended_run, tmp_path / "runs" / "run"))
+
+
 def files(path):
     return {
         file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name[0] != "."
     }
 
 
-def test_a_copy_of_a_run_that_has_ended_is_the_run(tmp_path):
-    path = run(tmp_path / "runs")
-    copy, round = back_up(path, tmp_path / "disk")
+def test_a_copy_of_a_run_that_has_ended_is_the_run(ended, tmp_path):
+    copy, round = back_up(ended, tmp_path / "disk")
     assert (copy, round) == (tmp_path / "disk" / "run", 5)
-    assert files(copy) == files(path)
+    assert files(copy) == files(ended)
     assert os.stat(copy).st_mode & 0o777 == 0o700
     assert run(tmp_path / "disk", rounds=6).name == "run"  # extended, from the copy
-    assert files(tmp_path / "disk" / "run")[Path("summary.json")] != files(path)[Path("summary.json")]
+    assert files(tmp_path / "disk" / "run")[Path("summary.json")] != files(ended)[Path("summary.json")]
 
 
 def test_a_copy_that_is_made_while_the_run_goes_on_ends_with_the_same_bits(tmp_path):
@@ -92,18 +104,17 @@ def test_a_copy_replaces_the_older_one_of_the_same_run_alone(tmp_path):
         back_up(path, path.parent)
 
 
-def test_the_directory_of_work_is_a_run_of_its_own_name(tmp_path, monkeypatch):
-    path = run(tmp_path / "runs", rounds=1)
-    (path / "clients" / "x").mkdir()
+def test_the_directory_of_work_is_a_run_of_its_own_name(ended, tmp_path, monkeypatch):
+    (ended / "clients" / "x").mkdir()
     for text in (".", "clients/.."):
-        monkeypatch.chdir(path)
+        monkeypatch.chdir(ended)
         for _ in range(2):  # also where the directory of copies is called as the run
             assert back_up(Path(text), tmp_path / "run")[0] == tmp_path / "run" / "run"
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["run"]
 
 
-def test_a_checkpoint_that_is_deleted_meanwhile_makes_the_copy_begin_again(tmp_path, monkeypatch):
-    path, copied = run(tmp_path / "runs"), backup._copy
+def test_a_checkpoint_that_is_deleted_meanwhile_makes_the_copy_begin_again(ended, tmp_path, monkeypatch):
+    copied = backup._copy
     deleted = []
 
     def copy(source, target, within, whole_lines=False):
@@ -113,33 +124,32 @@ def test_a_checkpoint_that_is_deleted_meanwhile_makes_the_copy_begin_again(tmp_p
             source.unlink()
 
     monkeypatch.setattr(backup, "_copy", copy)
-    assert back_up(path, tmp_path / "disk")[1] == 4
+    assert back_up(ended, tmp_path / "disk")[1] == 4
     monkeypatch.setattr(backup, "_copied", lambda run, part: None)
     with pytest.raises(StateError, match="a larger checkpoint-every, got none in 20 attempts"):
-        back_up(path, tmp_path / "disk")
+        back_up(ended, tmp_path / "disk")
     assert (tmp_path / "disk" / "run" / "config.toml").exists(), "the older copy is there"
 
 
 @pytest.mark.parametrize("step", ["part", "former"])
-def test_a_backup_that_was_killed_leaves_the_older_copy_or_the_new_one(step, tmp_path):
-    path = run(tmp_path / "runs")
-    copy, _ = back_up(path, tmp_path / "disk")
+def test_a_backup_that_was_killed_leaves_the_older_copy_or_the_new_one(step, ended, tmp_path):
+    copy, _ = back_up(ended, tmp_path / "disk")
     if step == "part":
         (tmp_path / "disk" / ".run.part" / "checkpoints").mkdir(parents=True)
     else:
         copy.rename(tmp_path / "disk" / ".run.former")
-    back_up(path, tmp_path / "disk")
-    assert files(copy) == files(path)
+    back_up(ended, tmp_path / "disk")
+    assert files(copy) == files(ended)
     assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("where", ["config.toml", "checkpoints/records/000001", "checkpoints/uploads"])
-def test_a_link_that_leads_out_of_the_run_is_not_followed(where, tmp_path):
-    path, private = run(tmp_path / "runs"), tmp_path / "private"
+def test_a_link_that_leads_out_of_the_run_is_not_followed(where, ended, tmp_path):
+    private = tmp_path / "private"
     private.mkdir()
     (private / "000001").mkdir()
     (private / "000001" / "secret.safetensors").write_text("secret")
-    entry = path / where
+    entry = ended / where
     if entry.is_dir():
         for file in entry.iterdir():
             file.rename(private / file.name)
@@ -148,29 +158,27 @@ def test_a_link_that_leads_out_of_the_run_is_not_followed(where, tmp_path):
         entry.unlink()
     entry.symlink_to(private if where.endswith("uploads") else private / "000001" / "secret.safetensors")
     with pytest.raises(StateError, match="a link that leads out of it"):
-        back_up(path, tmp_path / "disk")
+        back_up(ended, tmp_path / "disk")
     assert not (tmp_path / "disk" / "run").exists()
 
 
-def test_a_link_in_place_of_the_copy_or_a_pipe_in_the_run_is_refused(tmp_path):
-    path = run(tmp_path / "runs")
+def test_a_link_in_place_of_the_copy_or_a_pipe_in_the_run_is_refused(ended, tmp_path):
     (tmp_path / "disk").mkdir(mode=0o700)
-    (tmp_path / "disk" / "run").symlink_to(path)
+    (tmp_path / "disk" / "run").symlink_to(ended)
     with pytest.raises(StateError, match=r"something else|the same"):
-        back_up(path, tmp_path / "disk")
+        back_up(ended, tmp_path / "disk")
     (tmp_path / "disk" / "run").unlink()
-    (path / "ledger.jsonl").unlink()
-    os.mkfifo(path / "ledger.jsonl")
+    (ended / "ledger.jsonl").unlink()
+    os.mkfifo(ended / "ledger.jsonl")
     with pytest.raises(StateError, match="a regular file"):
-        back_up(path, tmp_path / "disk")
+        back_up(ended, tmp_path / "disk")
 
 
-def test_the_command_says_what_it_copied_and_ends_with_the_run(tmp_path):
-    path = run(tmp_path / "runs")
+def test_the_command_says_what_it_copied_and_ends_with_the_run(ended, tmp_path):
     done = []
     thread = threading.Thread(
         target=lambda: done.append(
-            CliRunner().invoke(app, ["backup", str(path), str(tmp_path / "disk"), "--every", "60"])
+            CliRunner().invoke(app, ["backup", str(ended), str(tmp_path / "disk"), "--every", "60"])
         )
     )
     thread.start()
@@ -187,15 +195,15 @@ def test_the_command_says_what_it_copied_and_ends_with_the_run(tmp_path):
         ("json", r'\{"time": "[^"]*", "level": "INFO".*copied to .*\}\n'),
     ],
 )
-def test_each_copy_is_said_with_its_time(form, line, tmp_path, monkeypatch):
+def test_each_copy_is_said_with_its_time(form, line, ended, tmp_path, monkeypatch):
     monkeypatch.setenv("SEPAL_LOG", form)
-    result = CliRunner().invoke(app, ["backup", str(run(tmp_path / "runs")), str(tmp_path / "disk")])
+    result = CliRunner().invoke(app, ["backup", str(ended), str(tmp_path / "disk")])
     assert re.fullmatch(line, result.stdout)
 
 
-def test_a_schedule_goes_on_after_a_copy_that_failed(tmp_path, monkeypatch):
+def test_a_schedule_goes_on_after_a_copy_that_failed(ended, tmp_path, monkeypatch):
     """A disk that is full for an hour must not end the backups of a year."""
-    path, ends = run(tmp_path / "runs"), iter([None, {"rounds": 4}])
+    ends = iter([None, {"rounds": 4}])
     (tmp_path / "disk" / "run").mkdir(parents=True, mode=0o700)
     slept = []
 
@@ -205,16 +213,25 @@ def test_a_schedule_goes_on_after_a_copy_that_failed(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sepal.runs.stored_run.stored_summary", lambda path: next(ends))
     monkeypatch.setattr("sepal.cli.backup.time.sleep", pause)
-    result = CliRunner().invoke(app, ["backup", str(path), str(tmp_path / "disk"), "--every", "5"])
+    result = CliRunner().invoke(app, ["backup", str(ended), str(tmp_path / "disk"), "--every", "5"])
     assert (result.exit_code, slept) == (0, [300.0])
     assert "no copy, and tried again in 5 minutes" in result.stderr
     assert "with its checkpoint of round 5" in result.stdout
 
 
-def test_a_copy_that_fails_leaves_nothing(tmp_path):
-    path = run(tmp_path / "runs")
-    (path / "ledger.jsonl").unlink()
-    os.mkfifo(path / "ledger.jsonl")
+def test_a_copy_that_fails_leaves_nothing(ended, tmp_path):
+    (ended / "ledger.jsonl").unlink()
+    os.mkfifo(ended / "ledger.jsonl")
     with pytest.raises(StateError, match="a regular file"):
-        back_up(path, tmp_path / "disk")
+        back_up(ended, tmp_path / "disk")
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_hole_in_a_planted_file_takes_no_room_in_the_copy(tmp_path):
+    planted = tmp_path / "summary.json"
+    planted.write_bytes(b"{}")
+    os.truncate(planted, 1 << 28)
+    backup._copy(planted, tmp_path / "copy", tmp_path)
+    facts = (tmp_path / "copy").stat()
+    assert facts.st_size == 1 << 28
+    assert 512 * facts.st_blocks <= 1 << 22

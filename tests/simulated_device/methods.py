@@ -39,7 +39,7 @@ DEVICE = SIM  # or a real one, on which the same is tried by `make -C tools gpu`
 SMALL = {"clients": 2, "clients-per-round": 2, "rounds": 2, "partition.subsample": 40, "evaluate-every": 1}
 SMALL |= {"checkpoint-every": 1, "batch-size": 8, "pooled-samples": 20, "engine.batch": 1}
 # A step of these waits twice, by design: pFedGate's knapsack is solved on the host.
-WAITS = dict.fromkeys(("pfedgate", "pfedgate-batch", "pfedgate-client"), 2)
+WAITS = {**dict.fromkeys(("pfedgate", "pfedgate-batch", "pfedgate-client"), 2), "fedpm": 1}
 
 
 # Rounding moves these as far on a CPU (tests/test_rounding.py). Noise is drawn from the update itself; FedMask and

@@ -7,7 +7,7 @@ import pytest
 
 from sepal.errors import SepalError
 from sepal.masks.packed import unpack
-from sepal.method import ClientInfo, Payload, Upload
+from sepal.method import ClientInfo, Payload, Schema, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.baselines.fedmask import signed
 from sepal.wire import inspect
@@ -15,6 +15,7 @@ from sepal.wire.tensors import members
 from tests.strategies.baselines import Sent, run
 from tests.strategies.by_hand import data, gradients
 from tests.strategies.federation import Federation
+from tests.strategies.linear import NAME, Linear
 
 MLP = {"model": "tests.strategies.federation:mlp", "split.validation": 0.0, "fedmask.keep": 0.5}
 
@@ -200,3 +201,27 @@ def test_it_learns_on_digits():
     accuracy = run("fedmask", rounds=8, **keys, **{"partition.alpha": 1.0}).report.accuracy
     assert accuracy["trained"]["mean"] > 0.8
     assert accuracy["received"]["mean"] > 0.4
+
+
+@pytest.mark.parametrize(("entropy_coded", "coding"), [(True, "ans"), (False, "gaps")])
+def test_bits_are_entropy_coded_where_that_is_shorter_and_agreed_on(entropy_coded, coding):
+    """Of a layer of 100 × 100 a fifth is on: the same masks, in fewer bytes."""
+    keys = {"fedmask.keep": 1.0, "fedmask.entropy-coded": entropy_coded}
+    server = Linear("fedmask", np.ones((100, 100)), ("a",), **keys).server
+    mask = np.random.default_rng(0).random((100, 100)) < 0.2
+    content = seal(Payload(server.parts.bits({NAME: mask}, {})))
+    (entry,) = inspect(content.data).tensors
+    assert entry.index.value == coding
+    read = unseal(content, Schema(server.parts.specs(whole=True))).tensors
+    np.testing.assert_array_equal(server.parts.read(read, {})[NAME], mask)
+
+
+def test_bits_that_are_entropy_coded_are_refused_where_that_is_not_agreed_on():
+    masks = {NAME: np.random.default_rng(0).random((100, 100)) < 0.2}
+    plain, coded = (
+        Linear("fedmask", np.ones((100, 100)), ("a",), **{"fedmask.entropy-coded": key}).server.parts
+        for key in (False, True)
+    )
+    content = seal(Payload(coded.bits(masks, {})))
+    with pytest.raises(SepalError, match="index: expected a coding without entropy coding, got ans"):
+        unseal(content, Schema(plain.specs(whole=True)))

@@ -18,8 +18,6 @@ from tests.contract.harness import Federation, Killed, Recording
 from tests.scratch_store import ScratchStore
 from tests.strategies.dmpfl import FLAT, Watch
 
-pytestmark = pytest.mark.xdist_group("dmpfl_recovery")  # they share a run
-
 
 @dataclass
 class Digits(Federation):

@@ -47,7 +47,8 @@ def test_another_package_cannot_replace_a_method_of_ours(monkeypatch):
     ("name", "words"),
     [
         ("fedavgg", "method: expected fedavg, or another one of `sepal methods`, got fedavgg"),
-        ("zzz", "method: expected one of fedavg, local, "),
+        ("zzz", "method: expected one of `sepal methods`, or MODULE:NAME for a method of your own, got zzz"),
+        ("mine.zzz.Zzz", "method: expected one of `sepal methods`, or mine.zzz:Zzz for a method of your own, got "),
         ("fedamp.py", "method: expected fedamp:NAME, where NAME is what `register` returned in that module"),
         ("./mine/fedamp.py", "method: expected mine.fedamp:NAME, where NAME is"),
     ],
@@ -75,6 +76,7 @@ class Hyper(Settings):
 OwnMethod = register("ownmethod", "", "", FedAvgServer, FedAvgClient, Hyper)
 Renamed, Nothing = OwnMethod, len
 Local = register("local", "", "", FedAvgServer, FedAvgClient)
+Hyphens = register("hy-phens", "", "", FedAvgServer, FedAvgClient)
 """
 
 
@@ -109,6 +111,7 @@ def test_who_looks_at_a_run_executes_none_of_its_code(own_method):
     ("key", "words"),
     [
         ("own_methods:Renamed", "registered under the name .renamed., the variable in lower case"),
+        ("own_methods:Hyphens", r"variable in lower case \(hyphens are for built-in and installed methods\)"),
         ("own_methods:Local", "a name for own_methods:Local that no other method has, got .local."),
         ("own_methods:Nothing", "to be what .*register returns"),
         ("own_methods:Missing", "that can be imported"),
@@ -132,3 +135,8 @@ def test_a_method_whose_init_says_no_type_is_one_line():
     method = replace(local.Local, server=Server)
     with pytest.raises(ConfigError, match=r"method: expected a return annotation, the type .*Server\.init"):
         _ = method.server_state
+
+
+def test_a_name_that_a_module_of_ones_own_does_not_have_is_answered_with_the_likely_one():
+    with pytest.raises(ConfigError, match=r"has no attribute 'jsondecoder'; did you mean JSONDecoder\?\)$"):
+        registry.get("json:jsondecoder")

@@ -81,9 +81,9 @@ def test_a_tutorial_runs_and_prints_what_it_shows(name, examples_directory):  # 
             printed = ""
             for line in block.splitlines():
                 compared = " compare " in line
-                assert line.startswith(".venv/bin/sepal ")
+                assert line.startswith("sepal ")
                 if not compared:
-                    words = line.removeprefix(".venv/bin/sepal ") + " --workers 1" * (" run " in line)
+                    words = line.removeprefix("sepal ") + " --workers 1" * (" run " in line)
                     result = sepal(words)
                     assert result.exit_code == 0, result.output
                     printed += result.output

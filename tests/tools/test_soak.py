@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.e2e.machines import RUN
+from tools.growth.__main__ import RESULTS
 from tools.soak.__main__ import CLIENTS, GROWING, problems_of
 from tools.soak.page import memory_rows, page
 
+EVENTS = ["data grow", "renew certificate", "pause server", "fill disk", "lose server", "upgrade"]
 ROUNDS = 9
 SIZES = {kind: ROUNDS * (of_round + of_client * len(CLIENTS)) for kind, (of_round, of_client) in GROWING.items()}
 
@@ -108,6 +110,14 @@ def test_the_page_is_made_from_the_result():
         assert line in lines
     assert "At the end, all was as it should be: " in page(result)
     assert "At the end, wrong was: the pause: " in page({**result, "problems": ["the pause"]})
+
+
+def test_the_stored_page_is_that_of_the_stored_result_and_nothing_was_wrong():
+    """All events happened, each once, and the run ended as it should."""
+    result = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))
+    assert page(result) == (RESULTS / "soak.md").read_text(encoding="utf-8")
+    assert (result["rounds"], result["problems"]) == (800, [])
+    assert [row["event"] for row in result["events"]] == EVENTS
 
 
 def test_memory_grows_as_the_longest_process_of_its_kind_does_after_its_first_sample():

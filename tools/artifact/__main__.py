@@ -77,17 +77,22 @@ def run(claims: Sequence[Claim]) -> int:
         facts = {"expected": expected, "low": low, "high": high, "got": got, "holds": holds, "seconds": seconds}
         rows[claim.name] = {"claim": claim.name, **facts, "load": os.getloadavg()[0], "machine": machine()}
         write_atomically(STORED, "".join(f"{json.dumps(row)}\n" for row in rows.values()).encode())
-        interval = f"{low:.4g} to {high:.4g}"
+        interval = f"{shown(low)} to {shown(high)}"
         table.add_row(
             claim.words,
-            f"{expected:.4g} {claim.unit}",
+            f"{shown(expected)} {claim.unit}",
             interval,
-            f"{got:.4g}",
+            shown(got),
             f"{seconds:g}",
             "" if holds else "DIFFERS",
         )
     Console(width=160).print(table)
     return 1 if differ else 0
+
+
+def shown(figure: float) -> str:
+    """Return a figure as people write it."""
+    return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.4g}"
 
 
 def stored_rows() -> dict[str, Any]:
@@ -113,7 +118,11 @@ def page(rows: dict[str, Any]) -> str:
 
 def _line(claim: Claim, row: dict[str, Any] | None) -> str:
     expected, low, high = claim.expected()
-    figure = "yes" if (expected, claim.unit) == (1.0, "") else f"{expected:.4g} {claim.unit}, {low:.4g} to {high:.4g}"
+    figure = (
+        "yes"
+        if (expected, claim.unit) == (1.0, "")
+        else f"{shown(expected)} {claim.unit}, {shown(low)} to {shown(high)}"
+    )
     spent = (
         f"{row['seconds']:.0f} s, load {row['load']:.0f}" if row else f"about {claim.minutes:g} min, not yet measured"
     )

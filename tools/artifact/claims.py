@@ -108,7 +108,7 @@ def killed_run() -> float:
 
 def number_of_tests() -> float:
     """Return how many tests `make test` has."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", "-m", "not e2e"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", "-m", "not e2e and not long"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False).stdout
     return float(lines.strip().splitlines()[-1].split("/")[0].split()[0])
 
@@ -167,9 +167,9 @@ CLAIMS = (
     ),
     Claim(
         "tests",
-        "`make test` runs some 9,700 tests",
-        "some 9,700",
-        lambda: (9700, 9500, 9900),
+        "`make test` runs more than 10,000 tests",
+        "more than 10,000",
+        lambda: (10000, 10000, 12000),
         "README.md",
         0.5,
         number_of_tests,

@@ -13,7 +13,16 @@ from tools.artifact.stored import ROOT
 
 PAPER, TEMPLATE = ROOT / "paper" / "paper.md", ROOT / "paper" / "template.md"
 MOST_WORDS = 1000
-SHOWN = {"flower": "Flower", "fluke": "fluke", "pfl": "pfl-research", "sepal": "Sepal"}
+SHOWN = {
+    "flower": "Flower's quickstart",
+    "flower-seeded": "the same with a seed at its clients",
+    "fluke": "fluke",
+    "pfl": "pfl-research",
+    "pfllib": "PFLlib",
+    "sepal": "Sepal",
+}
+NEVER_RUN = ("FL4Health", "FedML")
+VERSIONED = {**SHOWN, "flower": "Flower", "flower-seeded": ""}  # one package
 COUNTS = ("none", "one", "two", "three", "four", "five")
 
 
@@ -41,15 +50,17 @@ def paper() -> str:
 def peers() -> dict[str, Any]:
     """Return sentences about the frameworks that were run side by side."""
     rows = stored.side_by_side()
-    versions = listed([f"{SHOWN[row['framework']]} {row['version']}" for row in rows])
+    versions = listed([f"{name} {row['version']}" for row in rows if (name := VERSIONED[row["framework"]])])
     killed = [row for row in rows if row.get("killed") == 0]
     others = [SHOWN[row["framework"]] for row in rows if row.get("killed", 0) != 0]
     no_way = [SHOWN[row["framework"]] for row in rows if "killed" not in row]
     words = [
         f"in {listed(others)} they were not" if others else "",
-        f"{listed(no_way)} has no result" if no_way else "",
+        f"{listed(no_way)} begin again" if no_way else "",
     ]
+    here = {row["framework"] for row in rows}
     return {
+        "peers_absent": listed([*(name for key, name in VERSIONED.items() if key not in here and name), *NEVER_RUN]),
         "peers_settings": f"{versions} (FedAvg, 10 clients, {rows[0]['rounds']} rounds)",
         "peers_again": listed([SHOWN[row["framework"]] for row in rows if row["again"] == 0]),
         "peers_killed": listed([SHOWN[row["framework"]] for row in killed]),

@@ -27,6 +27,7 @@ from tools.bench import (
     gate,
     hypernetwork,
     peers,
+    secure_sums,
     server_memory,
     size,
     small,
@@ -50,6 +51,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "gate": gate.measure,
     "size": size.measure,
     "table": table.measure,
+    "secure-sums": secure_sums.measure,
 }
 
 

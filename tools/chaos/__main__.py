@@ -34,6 +34,7 @@ FIRST: list[dict[str, Any]] = [
     {"method": "fedpse", "clients-per-round": 2},
     {"method": "dmpfl", "dmpfl.iterations": 1},
     {"method": "fedavg"},
+    {"method": "fedavg", "secure": "sum", "clients": 3},
     {"method": "fedstc", "clients-per-round": 2},
     {"method": "ditto"},
     {"method": "subfedavg", "clients-per-round": 2, "subfedavg.accuracy": 0.1},  # at .5 nobody prunes in four rounds
@@ -150,7 +151,7 @@ def disturbed_run(number: int, options: argparse.Namespace) -> dict[str, Any]:
         seconds = time.monotonic() - begun
     return {
         "run": number,
-        "method": keys["method"],
+        "method": keys["method"] + (" with secure sums" if "secure" in keys else ""),
         "seed": config["seed"],
         "events": done,
         "kills": sum(event.partition(" (")[0] in KILLS for event in done),

@@ -26,6 +26,7 @@ import psutil
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import Flower
 from sepal.report.printing import say
+from sepal.storage.files import everything_below
 
 RESULTS = Path(__file__).parents[1] / "results"
 EVERY = 33  # rounds between two samples; checkpoints, after which files are deleted, are every ten rounds
@@ -77,7 +78,7 @@ def sizes(directories: Iterable[Path], clients: int) -> dict[str, int]:
     """Return bytes by kind of file; what is a client's is of one client."""
     totals: dict[str, int] = {}
     for directory in directories:
-        for path in directory.rglob("*"):
+        for path in everything_below(directory):
             try:
                 if path.is_file():
                     totals[kind_of(path)] = totals.get(kind_of(path), 0) + path.stat().st_size

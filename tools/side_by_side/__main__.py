@@ -1,8 +1,8 @@
 """``make -C tools side-by-side``: run the federation in each framework, twice, killed, and on two workers.
 
 ``PEERS=/path/to/python`` names an interpreter whose environment has ``pfl==0.6.0`` and ``fluke-fl==0.8.1``; without it
-they are skipped by name. ``PFLLIB`` is the path of a checkout of PFLlib, which has no package. Rows are written to
-tools/results/side-by-side.ndjson.
+they are skipped by name. ``PFLLIB`` is the path of a checkout of PFLlib, which has no package; without it, it is
+skipped. PEERS must then also have ``h5py``. Rows are written to tools/results/side-by-side.ndjson.
 """
 
 from __future__ import annotations
@@ -25,9 +25,18 @@ from tools.bench.__main__ import machine
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tools" / "results" / "side-by-side.ndjson"
 ROUNDS, CUT = 4, 2
-OTHERS = ("fluke", "pfl")  # in an environment of their own
-PACKAGES = {"flower": "flwr", "fluke": "fluke-fl", "pfl": "pfl", "sepal": "sepal-fl"}
-SEVERAL = ("flower", "sepal")  # which can train clients in two processes on one machine without another launcher
+OTHERS = ("fluke", "pfl", "pfllib")  # in an environment of their own
+PACKAGES = {
+    "flower": "flwr",
+    "flower-seeded": "flwr",
+    "fluke": "fluke-fl",
+    "pfl": "pfl",
+    "pfllib": "",
+    "sepal": "sepal-fl",
+}
+RESUMES = ("fluke", "pfl", "sepal")  # which have a file to go on from after a kill
+SEVERAL = ("flower", "flower-seeded", "sepal")  # clients in two processes on one machine without another launcher
+DEPLOYED = ("flower-seeded", "sepal")  # in which an app of the simulation is also one of a deployment
 WAITS = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_agent_register_timeout_ms": "300000",
@@ -47,12 +56,13 @@ def main() -> None:
         if way in OTHERS and not peers:
             print(f"{way} is skipped: PEERS names no interpreter that has it", file=sys.stderr)
             continue
+        if way == "pfllib" and not pfllib:
+            print("pfllib is skipped: PFLLIB names no checkout; it has no package", file=sys.stderr)
+            continue
         row = measured(way, peers if way in OTHERS else sys.executable)
         rows[way] = {**row, "rounds": ROUNDS, "killed_after": CUT, "machine": machine()}
         print(json.dumps(rows[way]), flush=True)
         write_atomically(STORED, "".join(f"{json.dumps(rows[name])}\n" for name in PACKAGES if name in rows).encode())
-    if not pfllib:
-        print("PFLlib is skipped: PFLLIB names no checkout; it has no package", file=sys.stderr)
 
 
 def measured(way: str, python: str) -> dict[str, Any]:
@@ -63,13 +73,19 @@ def measured(way: str, python: str) -> dict[str, Any]:
         row = {"framework": way, "version": version(way, python), **{k: v for k, v in first.items() if k != "weights"}}
         run(way, python, places["again"])
         row["again"] = difference(places["first"], places["again"])
-        if way != "flower":
+        if way in RESUMES:
             run(way, python, places["killed"], stop=CUT)
             run(way, python, places["killed"])
             row["killed"] = difference(places["first"], places["killed"])
         if way in SEVERAL:
             run(way, python, places["two"], workers=2)
             row["two workers"] = difference(places["first"], places["two"])
+        if way in DEPLOYED:
+            from tools.side_by_side.deployed import deployed
+
+            place = Path(scratch) / "deployed"
+            row |= deployed(way, ROUNDS, place, {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+            row["deployed"] = difference(places["first"], place)
         return row
 
 
@@ -94,7 +110,10 @@ def difference(one: Path, other: Path) -> float:
 
 
 def version(way: str, python: str) -> str:
-    """Return the version of a framework's package."""
+    """Return the version of a framework's package; of PFLlib the commit of its checkout."""
+    if way == "pfllib":
+        command = ["git", "-C", os.environ["PFLLIB"], "log", "-1", "--format=%h of %cs"]
+        return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout.strip()
     words = f"from importlib.metadata import version; print(version('{PACKAGES[way]}'))"
     return subprocess.run(
         [python, "-c", words], capture_output=True, text=True, encoding="utf-8", check=True

@@ -8,6 +8,7 @@ weights, and the bytes that the framework itself reports.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +159,22 @@ def fluke(rounds: int, workers: int, directory: Path, stop: int) -> dict[str, An
     return {**result(directory, parameters_of(server.model)), "reported_numbers": sum(spent)}
 
 
-def flower(rounds: int, workers: int, directory: Path, stop: int) -> dict[str, Any]:
-    """Flower's FedAvg in its simulation, as its quickstart for PyTorch does it: the start has no file to go on from."""
+def flower(rounds: int, workers: int, directory: Path, stop: int, seeded_clients: bool = False) -> dict[str, Any]:
+    """Flower's FedAvg in its simulation."""
+    from flwr.simulation import run_simulation
+
+    client_app, server_app, results = flower_apps(stop or rounds, directory, seeded_clients)
+    resources: dict[str, Any] = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": workers}}
+    run_simulation(server_app, client_app, CLIENTS, backend_config=resources)
+    return results[0]  # type: ignore[no-any-return]
+
+
+def flower_apps(rounds: int, directory: Path, seeded_clients: bool) -> tuple[Any, Any, list[Any]]:
+    """Return Flower's apps as its quickstart for PyTorch has them, which seeds nothing at a client, and the results."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
-    from flwr.simulation import run_simulation
 
     client_app, server_app, results = ClientApp(), ServerApp(), []
 
@@ -171,7 +182,8 @@ def flower(rounds: int, workers: int, directory: Path, stop: int) -> dict[str, A
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
         number = int(context.node_config["partition-id"])
-        torch.manual_seed(number)
+        if seeded_clients:
+            torch.manual_seed(number)
         module = small.tiny()
         module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(module.parameters(), RATE)
@@ -188,30 +200,42 @@ def flower(rounds: int, workers: int, directory: Path, stop: int) -> dict[str, A
     def main(grid: Grid, context: Context) -> None:
         strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
         arrays = ArrayRecord(seeded().state_dict())
-        ended = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=stop or rounds)
+        ended = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
         results.append(result(directory, [array.numpy() for array in ended.arrays.values()]))
-        if stop:
-            kill()
 
-    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": workers}}
-    run_simulation(server_app, client_app, CLIENTS, backend_config=resources)  # type: ignore[arg-type, unused-ignore]
-    return results[0]  # type: ignore[no-any-return, unused-ignore]
+    return client_app, server_app, results
+
+
+def pfllib(rounds: int, workers: int, directory: Path, stop: int) -> dict[str, Any]:
+    """PFLlib's FedAvg, from the checkout that PFLLIB names, with files where its reader looks for them."""
+    sys.path.insert(0, str(Path(os.environ["PFLLIB"]) / "system"))
+    from flcore.servers.serveravg import FedAvg
+
+    for number in range(CLIENTS):
+        x, y, x_test, y_test = small.load(number)
+        for part, images, labels in (("train", x, y), ("test", x_test, y_test)):
+            file = directory / "dataset" / "small" / part / f"{number}.npz"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(file, data=np.array({"x": images, "y": labels}))
+    (directory / "system").mkdir()
+    os.chdir(directory / "system")  # it looks for ../dataset
+    settings: dict[str, Any] = {"dataset": "small", "num_classes": 10, "num_clients": CLIENTS, "join_ratio": 1.0}
+    settings |= {"global_rounds": rounds - 1, "local_epochs": 1, "batch_size": BATCH, "local_learning_rate": RATE}
+    settings |= {"learning_rate_decay": False, "learning_rate_decay_gamma": 1.0, "device": "cpu", "algorithm": "FedAvg"}
+    settings |= {"random_join_ratio": False, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0}
+    settings |= {"time_select": False, "time_threthold": 1e9, "eval_gap": rounds, "few_shot": 0, "num_new_clients": 0}
+    settings |= {"fine_tuning_epoch_new": 0, "dlg_eval": False, "dlg_gap": 1, "batch_num_per_client": 1, "top_cnt": 1}
+    settings |= {"auto_break": False, "goal": "", "save_folder_name": "saved"}
+    server = FedAvg(argparse.Namespace(**settings, model=seeded()), 0)
+    server.train()
+    return result(directory, parameters_of(server.global_model))
 
 
 def sepal(rounds: int, workers: int, directory: Path, stop: int) -> dict[str, Any]:
     """Sepal, in process; the checkpoint of a round is what it always writes."""
     from sepal.study.run import execute, prepare
-    from tools.bench.engine import FLAT
 
-    keys: dict[str, Any] = {
-        "model": small.MODELS["tiny"],
-        "own.data": "tools.bench.small:load",
-        "batch-size": BATCH,
-        "lr": RATE,
-    }
-    keys |= {"clients": CLIENTS, "rounds": rounds, "checkpoint-every": 1, "clip-gradient": 0.0, "seed": 0}
-    keys |= {"name": "run", "out": str(directory)}
-    prepared = prepare({**FLAT, **keys}, directory, workers)
+    prepared = prepare(sepal_keys(rounds, directory), directory, workers)
 
     class PowerCut:
         def opened(self, progress: Any, total: int) -> None:
@@ -226,19 +250,34 @@ def sepal(rounds: int, workers: int, directory: Path, stop: int) -> dict[str, An
 
     execute(prepared, workers, None, [PowerCut()])
     summary = json.loads((prepared.path / "summary.json").read_text(encoding="utf-8"))
-    sent, last = summary["bytes"], max((prepared.path / "checkpoints").glob("round-*.safetensors"))
-    return {**result(directory, _weights(last)), "reported_bytes": sent["up"] + sent["down"]}
+    sent = summary["bytes"]
+    return {**result(directory, last_weights(prepared.path)), "reported_bytes": sent["up"] + sent["down"]}
 
 
-def _weights(checkpoint: Path) -> list[Any]:
+def sepal_keys(rounds: int, directory: Path) -> dict[str, Any]:
+    """Return the keys of Sepal's run, which writes ``directory/run``."""
+    from tools.bench.engine import FLAT
+
+    keys: dict[str, Any] = {**FLAT, "model": small.MODELS["tiny"], "own.data": "tools.bench.small:load"}
+    keys |= {"batch-size": BATCH, "lr": RATE, "clients": CLIENTS, "rounds": rounds}
+    return {**keys, "checkpoint-every": 1, "clip-gradient": 0.0, "seed": 0, "name": "run", "out": str(directory)}
+
+
+def last_weights(run: Path) -> list[Any]:
+    """Return the tensors of a run's last checkpoint."""
     from safetensors.numpy import load_file
 
-    tensors = load_file(checkpoint)
+    tensors = load_file(max((run / "checkpoints").glob("round-*.safetensors")))
     return [tensors[name] for name in sorted(tensors) if name.endswith(("weight", "bias"))]
 
 
 WAYS: dict[str, Callable[[int, int, Path, int], dict[str, Any]]] = {
-    way.__name__: way for way in (flower, fluke, pfl, sepal)
+    "flower": flower,
+    "flower-seeded": partial(flower, seeded_clients=True),
+    "fluke": fluke,
+    "pfl": pfl,
+    "pfllib": pfllib,
+    "sepal": sepal,
 }
 
 if __name__ == "__main__":

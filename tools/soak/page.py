@@ -15,7 +15,7 @@ PAGE = """# A year in one run
 
 `make -C tools soak` on {date}: {rounds} rounds of Ditto with {clients} clients, with TLS and keys, each with data of
 its own, in {seconds:,} s at a load of {load_before} at the beginning and {load_after} at the end (two cores, shared
-with other work).
+with other work).{note}
 `python -m tools.soak --store` writes this page and [soak.json](soak.json); without `--rounds`, it runs 800.
 
 | after round | until round | seconds | event | what happened |
@@ -53,6 +53,7 @@ def page(result: Mapping[str, Any]) -> str:
     ]
     problems = "; ".join(result["problems"])
     return PAGE.format(
+        note=f" {result['note']}" if "note" in result else "",
         date=result["date"],
         rounds=result["rounds"],
         clients=result["clients"],

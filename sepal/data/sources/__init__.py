@@ -11,16 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from sepal.config import FolderSettings
+from sepal.config import FolderSettings, RunConfig
 from sepal.data import cache
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import DatasetInfo, Source
-from sepal.data.locations import cache_directory, data_directory, home_of, reachable
+from sepal.data.locations import cache_entry, data_directory, home_of, reachable
 from sepal.data.own import OWN
 from sepal.data.sources.images import MixedSizesError
-from sepal.errors import DataError, suggest
+from sepal.errors import DataError, StateError, suggest
+from sepal.storage.serialize import restore
 
-LAYOUT = 6  # increase when the content of a cache entry changes
+LAYOUT = 7  # increase when the content of a cache entry changes
 FOLDER, HUB = "folder", "hf"  # data sets whose files are the user's own
 FILES = (FOLDER, HUB)
 PLAIN = FolderSettings()
@@ -39,6 +40,7 @@ class FormatReader(Protocol):
 
 
 _READERS = {
+    "ag-news": "from_hub:AG_NEWS",
     "cifar-10": "cifar:CIFAR10",
     "cifar-100": "cifar:CIFAR100",
     "digits": "digits",
@@ -50,6 +52,8 @@ _READERS = {
     "hf": "hub",
     "imdb": "imdb",
     "mnist": "idx:MNIST",
+    "shakespeare": "from_hub:SHAKESPEARE",
+    "tiny-imagenet": "from_hub:TINY_IMAGENET",
 }
 
 
@@ -145,12 +149,13 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
     """Return the source from the cache, or read and cache it."""
     reader = _reader(name)
     keys = folder_key(name, folder)
-    entry = cache_directory(directory) / cache.key_of("source", LAYOUT, name, str(directory), state, *keys)
-    cached = _from_cache(entry)
+    entry = cache_entry(directory, cache.key_of("source", LAYOUT, name, str(directory), state, *keys))
+    own = name in FILES
+    cached = _from_cache(entry, own)
     if cached is not None:
         return cached
     with cache.exclusive(entry):
-        cached = _from_cache(entry)
+        cached = _from_cache(entry, own)
         if cached is not None:
             return cached
         mixed = entry.with_name(f"{entry.name}-mixed")
@@ -165,8 +170,8 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
         if source.natural is not None:
             arrays["natural"] = source.natural
         notes = {"info": asdict(source.info), "counts": (source.train_count, source.validation_count)}
-        written = cache.write(entry, arrays, notes, private=name in FILES)  # a copy of the user's own data
-    return (_from_cache(entry) if written else None) or source
+        written = cache.write(entry, arrays, notes, private=own)  # a copy of the user's own data
+    return (_from_cache(entry, own) if written else None) or source
 
 
 def _raise_mixed(entry: Path) -> None:
@@ -175,10 +180,11 @@ def _raise_mixed(entry: Path) -> None:
     Raises:
         MixedSizesError: Images have several sizes.
     """
-    facts = (cache.read(entry) or ({}, {}))[1]
-    if facts.keys() == {"key", "expected", "got", "files"}:
-        error = MixedSizesError(facts["key"], facts["expected"], facts["got"])
-        error.files = facts["files"]
+    facts = (cache.read(entry, private=True) or ({}, {}))[1]
+    texts, files = {key: facts.get(key) for key in ("key", "expected", "got")}, facts.get("files")
+    if isinstance(files, dict) and all(isinstance(text, str) for text in (*texts.values(), *files.values())):
+        error = MixedSizesError(*map(str, texts.values()))
+        error.files = files
         raise error
 
 
@@ -197,17 +203,39 @@ def _checked(name: str, source: Source) -> Source:
     return source
 
 
-def _from_cache(entry: Path) -> Source | None:
-    cached = cache.read(entry)
+def _from_cache(entry: Path, own: bool) -> Source | None:
+    cached = cache.read(entry, own)
     if cached is None:
         return None
     arrays, notes = cached
     try:
-        facts = notes["info"]
-        for key in ("input_shape", "mean", "std", "class_names", "notes", "columns"):
-            facts[key] = tuple(facts[key])
-        facts["inputs"] = ()
-        train, validation = notes["counts"]
-        return Source(DatasetInfo(**facts), arrays["x"], arrays["y"], train, arrays.get("natural"), validation)
-    except (KeyError, TypeError, ValueError):
+        info = restore(DatasetInfo, {}, {**notes["info"], "inputs": []})
+        train, validation = restore(tuple[int, int], {}, notes["counts"])
+        source = Source(info, arrays["x"], arrays["y"], train, arrays.get("natural"), validation)
+        return source if _fits(source) else None
+    except (KeyError, TypeError, ValueError, StateError):
         return None
+
+
+def _fits(source: Source) -> bool:
+    """Return whether an entry of the cache, which may be from elsewhere, can be what a reader has made of files.
+
+    A reader names one of our models by default; another name would be imported.
+    """
+    info, x, y, natural, rows = source.info, source.x, source.y, source.natural, len(source.x)
+    RunConfig.model_validate({key.replace("-", "_"): value for key, value in info.defaults.items()})  # or a ValueError
+    fits = (
+        ":" not in str(info.defaults.get("model", ""))
+        and info.classes > 0
+        and min(info.input_shape, default=0) > 0
+        and x.dtype.kind in "uifb"
+        and y.dtype.kind in "uifb"
+        and len(y) == rows
+        and source.train_count > 0
+        and 0 <= source.validation_count <= rows - source.train_count
+        and info.natural == (natural is not None)
+        and (natural is None or (natural.shape == (rows,) and natural.dtype.kind in "iuUS"))
+    )
+    if not fits or not info.labelled:
+        return fits
+    return y.ndim == 1 and y.dtype.kind in "ui" and int(y.min()) >= 0 and int(y.max()) < info.classes

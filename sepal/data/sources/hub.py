@@ -153,10 +153,7 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
         DataError: It has no local copy, or its columns are others.
     """
     keys = keys if isinstance(keys, HubReading) else HubReading()
-    data_files = files(directory)
-    if data_files is None:
-        raise DataError("data-dir", "a directory of save_to_disk, or with Parquet files", str(directory))
-    parts = read_parts(directory, data_files, lambda path: _part_of(path.relative_to(directory)))
+    parts = parts_of(directory)
     if keys.hf.train not in parts:
         raise DataError("hf.train", f"one of {', '.join(sorted(parts))}", keys.hf.train)
     for key, name, usual in (("hf.validation", keys.hf.validation, "validation"), ("hf.test", keys.hf.test, "test")):
@@ -170,6 +167,18 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
         validation, train = keys.hf.validation, keys.hf.train
         notes = (f"split.validation: the part {validation} is the validation part; none of {train} is held out", *notes)
     return replace(source, info=replace(source.info, notes=(*source.info.notes, *notes)))
+
+
+def parts_of(directory: Path) -> dict[str, Part]:
+    """Return the parts of a local copy by name.
+
+    Raises:
+        DataError: It has none, or a file is damaged.
+    """
+    data_files = files(directory)
+    if data_files is None:
+        raise DataError("data-dir", "a directory of save_to_disk, or with Parquet files", str(directory))
+    return read_parts(directory, data_files, lambda path: _part_of(path.relative_to(directory)))
 
 
 def _read(keys: HubReading) -> tuple[str, ...]:

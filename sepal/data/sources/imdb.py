@@ -1,27 +1,21 @@
-"""IMDB: 50,000 film reviews, positive or negative (Maas et al. 2011), as tokens of a simple tokenizer.
+"""IMDB: 50,000 film reviews, positive or negative (Maas et al. 2011), as tokens (:mod:`sepal.data.sources.words`).
 
-A word is a run of letters, digits and apostrophes, in lower case. Token 0 is padding, 1 an unknown word, 2 and up the
-most frequent words of the training part, ties in alphabetical order. A review keeps its first 256 tokens; shorter ones
-are padded at the end. Labels: 0 negative, 1 positive.
+A review keeps its first 256 tokens; shorter ones are padded at the end. Labels: 0 negative, 1 positive.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sepal.data.catalogue import CATALOGUE, IMDB_LENGTH, IMDB_VOCABULARY, PAD, SPECIALS, UNKNOWN
+from sepal.data.catalogue import CATALOGUE, IMDB_LENGTH, IMDB_VOCABULARY
 from sepal.data.examples import Source
 from sepal.data.sources.reading import reading
+from sepal.data.sources.words import encode, tokenize, vocabulary
 from sepal.errors import DataError
 from sepal.storage.regular import check_regular
 
-_WORD = re.compile(r"[a-z0-9']+")
-_BREAK = re.compile(r"<br\s*/?>")
 _CLASSES = ("neg", "pos")
 
 
@@ -46,28 +40,6 @@ def read(directory: Path) -> Source:
     x = np.stack([encode(words, numbers, IMDB_LENGTH) for part in texts for words in part])
     y = np.repeat(np.array([0, 1, 0, 1], dtype=np.int64), [len(part) for part in texts])
     return Source(CATALOGUE["imdb"], x, y, len(texts[0]) + len(texts[1]))
-
-
-def tokenize(text: str) -> list[str]:
-    """Return the words of a text, in lower case, without HTML line breaks."""
-    return _WORD.findall(_BREAK.sub(" ", text.lower()))
-
-
-def vocabulary(texts: list[list[str]], size: int) -> dict[str, int]:
-    """Return the token of each of the most frequent words, from 2; ``size`` includes the two special tokens."""
-    counts: Counter[str] = Counter()
-    for words in texts:
-        counts.update(words)
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return {word: number for number, (word, _) in enumerate(ordered[: size - SPECIALS], start=SPECIALS)}
-
-
-def encode(words: list[str], numbers: dict[str, int], length: int) -> NDArray[np.int16]:
-    """Return the first ``length`` words as tokens, int16 (length,), padded at the end."""
-    tokens = np.full(length, PAD, dtype=np.int16)
-    word_tokens = [numbers.get(word, UNKNOWN) for word in words[:length]]
-    tokens[: len(word_tokens)] = word_tokens
-    return tokens
 
 
 def _reviews(folder: Path) -> list[Path]:

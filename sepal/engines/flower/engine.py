@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,8 @@ from sepal.protocol.types import Scalar
 COMPLETED = "finished:completed"
 UNDER_WAY = ("pending", "starting", "running")
 CONNECTION = "sepal"
+SLOW_RAY = "The current node timed out during startup"  # ray._private.node: after 30 s, which no option changes
+RAY_STARTS = 4
 RAISED = "ServerApp failed with exception: "  # flwr.superlink.runtime.run_serverapp
 
 
@@ -62,6 +64,11 @@ class AppRun:
         if not self.complete:
             got = f"{self.status}: {self.reason}" if self.reason else self.status
             raise FlowerError("run", COMPLETED, f"{got} (log: {log})" if log else got)
+
+
+def last_words(lines: Sequence[str], nothing: str) -> str:
+    """Return the last of ``lines`` that says something, without the frame that Flower's commands draw around it."""
+    return next((text for line in reversed(lines) if (text := line.strip(" │╭╮╰╯─"))), nothing)
 
 
 def each_line(process: subprocess.Popen[bytes], take: Callable[[str], None]) -> None:
@@ -138,7 +145,7 @@ class Flower(Processes):
             if process.poll() is not None or time.monotonic() > deadline:
                 self.logged(process)
                 words = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
-                got = f"{words[-1] if words else 'none'} (see {log})"
+                got = f"{last_words(words, 'none')} (see {log})"
                 raise FlowerError("flower-superlink", f"an answer on port {control}", got)
             time.sleep(0.1)
         return process
@@ -191,13 +198,14 @@ class Flower(Processes):
         """Run the app at ``app`` with ``flwr run --stream`` and return the result.
 
         The stream can break while the run continues, for example if many clients keep the SuperLink busy; then it is
-        resumed.
+        resumed. A simulation whose Ray did not start within the 30 seconds that Ray gives its own processes has done
+        nothing, and is started again, :data:`RAY_STARTS` times in all.
 
         Args:
             app: Directory with its pyproject.toml.
             run_config: Flat keys.
             federation_config: Space-separated ``KEY=VALUE``, for the simulation.
-            timeout: Seconds; may be infinite.
+            timeout: Seconds for each start; may be infinite.
             tick: Called several times a second while the app runs.
             show: Called with each line of output.
 
@@ -208,11 +216,18 @@ class Flower(Processes):
         keys.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
         command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", str(keys)]
         command += ["--federation-config", federation_config] if federation_config else []
+        for _ in range(RAY_STARTS):
+            run = self._run(command, timeout, tick, show)
+            if run.complete or not any(SLOW_RAY in line for line in run.log):
+                break
+        return run
+
+    def _run(self, command: list[str], timeout: float, tick: Callable[[], None], show: Callable[[str], None]) -> AppRun:
         deadline = time.monotonic() + timeout
         lines = self.output(command, timeout, tick, show)
         run = next((line.split()[-1] for line in lines if "Successfully started run" in line), "")
         if not run:
-            raise FlowerError("flwr run", "a run to be started", lines[-1] if lines else "no answer")
+            raise FlowerError("flwr run", "a run to be started", last_words(lines, "no answer"))
         while (ended := self.status(run))[0] in UNDER_WAY:
             seconds_left = deadline - time.monotonic()
             if seconds_left < 0:
@@ -251,8 +266,7 @@ class Flower(Processes):
         deadline = time.monotonic() + timeout
         while process.poll() is None:
             if time.monotonic() > deadline:
-                last = lines[-1] if lines else "no output"
-                raise FlowerError(" ".join(command[:2]), f"an end within {timeout:g} s", last)
+                raise FlowerError(" ".join(command[:2]), f"an end within {timeout:g} s", last_words(lines, "no output"))
             tick()
             time.sleep(0.2)
         reader.join(5)

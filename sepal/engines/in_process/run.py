@@ -21,6 +21,7 @@ from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError
 from sepal.protocol.messages import Content
 from sepal.seeding import generators_kept
+from sepal.server.central_noise import of_seed
 from sepal.server.observer import Observer
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
@@ -219,7 +220,9 @@ def _run(
     flush: Callable[[], None],
 ) -> SepalStrategy:
     kept = FlushedStore(store, flush) if store else _InMemory(flush)
-    strategy = SepalStrategy(assembly.method, assembly.setup, kept, observers, settle=0.0, agreed=assembly.agreed)
+    about = (assembly.method, assembly.setup, kept, observers)
+    secret = of_seed(assembly.setup.config.seed)  # clients trust this process, and a run is to be repeated by its seed
+    strategy = SepalStrategy(*about, settle=0.0, agreed=assembly.agreed, secret=secret)
     strategy.start(grid)
     return strategy
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
+from sepal.method.aggregation import aggregated
 from sepal.method.compression.updates import UPDATE, WEIGHTS, Supports, compress, plus
 from sepal.method.interface import Compression, RunSetup
 from sepal.method.tensors import dense, dense_specs
@@ -124,7 +125,7 @@ class CompressedServer:
         """Let the method aggregate M + Δ̃_i; send compress(M - R), and add it to R."""
         before = self.flat.join(self.inner.model(state.inner))
         applied = AppliedUploads(uploads, before, self.flat, [p.name for p in self.fixed])
-        inner, metrics = self.inner.aggregate(state.inner, applied, plan)
+        inner, metrics = aggregated(self.inner, state.inner, applied, plan)
         if not len(uploads):
             return replace(state, inner=inner, round=plan.round), metrics
         change = self.flat.join(self.inner.model(inner)) - state.held

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +35,7 @@ from sepal.storage.files import (
     write_atomically,
     write_tensors,
 )
-from sepal.storage.regular import ROWS, check_parts, is_inside, is_regular, read_text
+from sepal.storage.regular import ROWS, check_inside, check_parts, is_regular, read_text
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -182,13 +181,13 @@ class DiskRunStore:
 
     def read(self, round: int, client: str) -> Content:
         """Return an accepted upload."""
-        path = self._uploads(round) / f"{client}.safetensors"
-        arrays, text = read_tensors(path)
-        stored = json.loads(text)
+        path, expected = self._uploads(round) / f"{client}.safetensors", f"the upload of {client} in round {round}"
+        stored, data = _blob(path, expected)
         if self._is_another(stored["of"][0]) or stored["of"][1:] != [round, client]:
-            expected = f"the upload of {client} in round {round} of run {self._run}"
-            raise DamagedError(str(path), expected, f"that of {stored['of']}")
-        return Content(arrays["data"].tobytes(), stored["scalars"])
+            raise DamagedError(str(path), f"{expected} of run {self._run}", f"that of {stored['of']}")
+        if not isinstance(scalars := stored.get("scalars"), dict):
+            raise DamagedError(str(path), expected, "no scalars")
+        return Content(data, scalars)
 
     def _part(self, round: int, name: str) -> Path:
         return self._uploads(round) / PARTS / name
@@ -205,10 +204,11 @@ class DiskRunStore:
         path = self._part(round, name)
         if not path.exists():
             return None
-        arrays, text = read_tensors(path)
-        if json.loads(text)["of"] != [self._run, round, name]:
-            raise DamagedError(str(path), f"the part {name} of round {round} of run {self._run}", "another")
-        return arrays["data"].tobytes()
+        expected = f"the part {name} of round {round} of run {self._run}"
+        stored, data = _blob(path, expected)
+        if stored["of"] != [self._run, round, name]:
+            raise DamagedError(str(path), expected, "another")
+        return data
 
     def drop_parts(self, round: int, prefix: str) -> None:
         """Delete the parts of a round whose names begin with ``prefix``."""
@@ -416,6 +416,19 @@ def _read(path: Path, state: type) -> RunState:
     return replace(progress, server=server)
 
 
+def _blob(path: Path, expected: str) -> tuple[dict[str, Any], bytes]:
+    """Return what a file says of itself, whose ``of`` is a list that is not empty, and its bytes.
+
+    Raises:
+        DamagedError: It says nothing such, has no bytes, or cannot be read.
+    """
+    arrays, text = read_tensors(path)
+    stored: dict[str, Any] = json.loads(text)
+    if not isinstance(of := stored.get("of"), list) or not of or "data" not in arrays:
+        raise DamagedError(str(path), expected, "something else")
+    return stored, arrays["data"].tobytes()
+
+
 def _check_round(path: Path, progress: RunState) -> None:
     if progress.round != _round_of(path):
         expected = f"the checkpoint of round {_round_of(path)}"
@@ -440,8 +453,7 @@ def evict(directory: Path, client: str) -> str:
     names, run = set[str](), directory.parent
     checkpoints = sorted(directory.glob("round-*.safetensors"))
     for store_path in (directory, *checkpoints):
-        if os.path.lexists(store_path) and not is_inside(store_path, run):
-            raise StateError(str(store_path), f"a file or directory in {run}", "a link that leads out of it")
+        check_inside(store_path, run)
     if (directory / EVICTED).is_symlink():
         raise StateError(str(directory / EVICTED), "a directory", "a link")
     for path in checkpoints:

@@ -16,10 +16,11 @@ from typing import Any
 from sepal.errors import StateError, printable
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.storage.json_record import LATEST, read_record
-from sepal.storage.regular import read_text
+from sepal.storage.regular import check_inside, read_text
 
 JOBS = "jobs"
 FORMAT = 1
+LOCK = ".lock"
 _SUBMISSION, _END, _LOG, _LOOKED = "submission.json", "end.json", "log.txt", "looked"
 
 
@@ -89,9 +90,11 @@ def job_directory(out: Path) -> Path:
     """Return ``OUT/jobs`` after making it, for this user alone.
 
     Raises:
-        StateError: It cannot be made, or somebody else may write to it.
+        StateError: It cannot be made, somebody else may write to it, or what is there leads out of ``out``.
     """
     directory = out / JOBS
+    for path in (directory, directory / LOCK, directory / _LOOKED):
+        check_inside(path, out)
     try:
         private_directory(directory)
     except OSError as reason:
@@ -125,8 +128,14 @@ def submission_file(out: Path, run: str) -> Path:
 
 
 def write_submission(out: Path, submission: Submission) -> None:
-    """Write what was submitted for a run."""
+    """Write what was submitted for a run.
+
+    Raises:
+        StateError: It cannot be written, or what is there leads out of ``out``.
+    """
     file = submission_file(out, submission.run)
+    for path in (file.parent, log_file(out, submission.run)):  # Slurm writes the log
+        check_inside(path, out)
     private_directory(file.parent)
     content = {"format": FORMAT, **asdict(submission), "keys": dict(submission.keys)}
     write_atomically(file, f"{json.dumps(content, indent=1)}\n".encode())
@@ -145,6 +154,8 @@ def read_submission(out: Path, run: str) -> Submission | None:
         )
     except FileNotFoundError:
         return None
+    if stored.job and not (stored.job.isascii() and stored.job.isdecimal()):  # it becomes a word of a command
+        raise StateError(f"{submission_file(out, run)}: job", "the number of a job", stored.job)
     return replace(stored, run=run)
 
 
@@ -166,7 +177,12 @@ def read_end(out: Path, run: str) -> JobEnd | None:
 
 
 def drop_end(out: Path, run: str) -> None:
-    """Delete how an earlier job of the run has ended."""
+    """Delete how an earlier job of the run has ended.
+
+    Raises:
+        StateError: Its directory leads out of ``out``.
+    """
+    check_inside(out / JOBS / run, out)
     (out / JOBS / run / _END).unlink(missing_ok=True)
 
 

@@ -25,6 +25,7 @@ from sepal.server.run_store.disk import checkpoints_of
 from sepal.storage.files import write_atomically
 from sepal.study.clusters.commands import QueuedJob, Slurm, SlurmError
 from sepal.study.clusters.records import (
+    LOCK,
     JobEnd,
     Submission,
     drop_end,
@@ -126,7 +127,7 @@ class SlurmJobs:
         self._directory = job_directory(out)
         self._script = self._directory / "job.sh"
         write_atomically(self._script, SCRIPT.encode())
-        self._lock = FileLock(self._directory / ".lock")
+        self._lock = FileLock(self._directory / LOCK)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:

@@ -27,6 +27,7 @@ from sepal.engines import processes
 from sepal.errors import ConfigError
 from sepal.runs.stored_run import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
+from sepal.storage.regular import check_inside
 from sepal.strategies import registry
 from sepal.study.plans import child
 from sepal.study.plans.model import PlannedRun
@@ -100,9 +101,12 @@ def execute(
     Raises:
         ConfigError: ``out`` has a run of the same name that was started with other keys.
         DataError: A run that has not ended names a data set that is unknown, or whose files are missing.
+        StateError: The directory of a run is a link that leads out of ``out``.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a kill leaves no run behind
     failed: dict[str, str] = {}
+    for run in runs:
+        check_inside(out / run.name, out)
     missing_runs = [run for run in runs if not has_ended(run, out)]
     if hours > 0:
         _check_data(missing_runs)

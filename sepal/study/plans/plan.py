@@ -14,6 +14,9 @@ One comparison::
     method = "fedavg"
     width = 0.5
 
+A method of one's own is among the methods as ``"module:Variable"``; its table and its runs have the name that it is
+registered under.
+
 ``rounds = "converged"``, for all methods or for one, ends each run when its validation accuracy has stopped rising
 (:mod:`sepal.server.stopping`), at most after ``limit = N`` rounds beside it (:mod:`sepal.study.plans.converged`)::
 
@@ -75,9 +78,10 @@ from pydantic import ValidationError
 from sepal.config import Flat, parse, plainly
 from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, nearest, suggest
+from sepal.simulated_time import read_profile
 from sepal.storage.toml_text import parse_toml
 from sepal.study.plans.model import PlanFile, PlannedRun
-from sepal.study.plans.settings import MOST_RUNS, Table, as_block, own_keys
+from sepal.study.plans.settings import MOST_RUNS, Table, as_block, own_keys, with_names
 from sepal.study.plans.tuning import with_trials
 from sepal.study.run_keys import flatten_tables
 
@@ -100,7 +104,7 @@ def make_plan(path: Path, table: Table, kind: type[P] = PlanFile) -> P:  # type:
     Raises:
         ConfigError: It is not a plan; the error names the first wrong key.
     """
-    table = {"title": path.stem, **table}
+    table = {"title": path.stem, **with_names(path.name, table)}
     alone = "methods" in table or "settings" in table
     tune, grid, methods = table.get("tune") is True, table.get("grid"), table.get("methods")
     if grid is not None and not tune:
@@ -196,7 +200,10 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
             expected = "a number, or 0: in a plan, `tune = true` searches for each method"
             raise ConfigError(f"{file}: {run.variant}: lr", expected, SEARCH)
         try:
-            check_method(registry.get(method), parse(flat, hypers)[0])
+            config = parse(flat, hypers)[0]
+            check_method(registry.get(method), config)
+            if config.devices:
+                read_profile(config.devices)
         except ConfigError as error:
             where = f"{file}: {run.variant}{f', {run.cell}' * bool(run.cell)}: {error.key}"
             raise ConfigError(where, error.expected, error.got) from None

@@ -27,8 +27,8 @@ def completed(keys: Mapping[str, Value]) -> tuple[RunConfig, tuple[str, ...]]:
     from sepal.strategies.assembly import complete
 
     config, hyper = _parsed(keys)
-    full, _, notes = complete(config, hyper, registry.get(config.method), federated_data(config).info)
-    return full, notes
+    full = complete(config, hyper, registry.get(config.method), federated_data(config).info)
+    return full.config, full.notes
 
 
 def _parsed(keys: Mapping[str, Value]) -> tuple[RunConfig, Settings]:

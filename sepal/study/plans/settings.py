@@ -16,6 +16,51 @@ SCALARS = (bool, int, float, str)
 MOST_RUNS = 100_000  # of a block; lists of values multiply
 
 
+BY_METHOD = ("settings", "grid", "views", "resources")  # tables of a plan with an entry for each method
+
+
+def with_names(file: str, table: Table) -> dict[str, Any]:
+    """Return a plan in which a method of one's own has the name that it is registered under.
+
+    ``methods = ["mine:Mine"]`` becomes ``methods = ["mine"]`` and ``settings.mine.method = "mine:Mine"``. Tables of the
+    method may be under either name.
+
+    Args:
+        file: The plan file's name, for messages.
+        table: Its content.
+
+    Raises:
+        ConfigError: Two methods have one name, or there are tables, or another method, under both names of one.
+    """
+    methods = table.get("methods")
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        return dict(table)  # what reads it says what is wrong
+    names = {name: method_name(name) for name in methods if ":" in name}
+    if not names:
+        return dict(table)
+    labels = [names.get(name, name) for name in methods]
+    if repeated := next((label for label in labels if labels.count(label) > 1), None):
+        expected = 'each name once; [settings.NAME] with method = "module:Variable" gives a method another name'
+        raise ConfigError(f"{file}: methods", expected, repeated)
+    renamed = {**table, "methods": labels, "settings": table.get("settings", {})}
+    if not isinstance(renamed["settings"], Mapping):
+        return renamed  # as above
+    for part in BY_METHOD:
+        entries = renamed.get(part)
+        if not isinstance(entries, Mapping):
+            continue
+        if both := next((name for name, label in names.items() if name in entries and label in entries), None):
+            raise ConfigError(f"{file}: {part}.{names[both]}", "one table for a method", f'{part}."{both}" beside it')
+        renamed[part] = {names.get(key, key): value for key, value in entries.items()}
+    for name, label in names.items():
+        entry = renamed["settings"].get(label, {})
+        if not isinstance(entry, Mapping) or entry.get("method", name) != name:
+            got = entry.get("method") if isinstance(entry, Mapping) else entry
+            raise ConfigError(f"{file}: settings.{label}", f"keys of {name}, which is among the methods", got)
+        renamed["settings"] = {**renamed["settings"], label: {"method": name, **entry}}
+    return renamed
+
+
 def as_block(file: str, table: Table) -> dict[str, Any]:
     """Convert a plan with ``methods`` and ``[settings]`` to the equivalent plan with ``[[block]]``.
 

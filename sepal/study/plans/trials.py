@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sepal.errors import SepalError
 from sepal.storage.files import write_atomically
+from sepal.storage.regular import read_text
 from sepal.study.comparison import TuningResult, write_index
 from sepal.study.plans.execute import Display, Place, execute
 from sepal.study.plans.model import Chosen, PlanBlock, PlanFile, PlannedRun, cell_name
@@ -250,7 +251,13 @@ def failure(command: str, runs: int, failed: Mapping[str, str]) -> SepalError:
 
 
 def failures(out: Path) -> dict[str, str]:
-    """Return the names of the runs under ``out`` whose last attempt failed, each with its cause."""
-    file = out / FAILED
-    lines = [line.partition(": ") for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    """Return the names of the runs under ``out`` whose last attempt failed, each with its cause.
+
+    Raises:
+        StateError: The list is no text, too long, or elsewhere.
+    """
+    try:
+        lines = [line.partition(": ") for line in read_text(out / FAILED, within=out).splitlines()]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     return {name: cause.strip() for name, _, cause in lines}  # of an earlier version: names alone

@@ -31,7 +31,7 @@ from sepal.storage.files import write_atomically
 from sepal.study import search
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.plan import make_plan, read_table
-from sepal.study.plans.settings import Table, combinations, own_keys, split
+from sepal.study.plans.settings import Table, combinations, own_keys, split, with_names
 from sepal.study.search import mean_validation, measure_in
 from sepal.tasks.scoring import ACCURACY, Measure
 
@@ -140,7 +140,7 @@ def read_search(path: Path) -> Search:
     """
     from sepal.strategies import registry
 
-    table = dict(read_table(path))
+    table = with_names(path.name, read_table(path))
     grid, trials, views = table.pop("grid", None), table.pop("trials", None), table.pop("views", {})
     table.pop("tune", None)  # the plan may also be one of `sepal compare`
     methods = table.get("methods")

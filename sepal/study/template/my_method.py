@@ -4,7 +4,7 @@
 """
 
 from pydantic import Field
-from sepal.config import Settings
+from sepal.method import Settings
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 

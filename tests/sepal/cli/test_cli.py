@@ -19,8 +19,8 @@ from sepal.cli.showing import markdown_table
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 from sepal.report.progress import RoundDisplay
-from sepal.report.tables import spaced
-from sepal.runs.stored_run import read_run
+from sepal.report.tables import of_one_client, of_some_clients, spaced
+from sepal.runs.stored_run import StoredRun, read_run
 from sepal.strategies import registry
 from sepal.study.runs import find_run
 from tests.sepal.cli.runs_for_tests import write_run
@@ -53,7 +53,7 @@ def sepal(*arguments):
         (["partition.lambda=2"], "partition.lambda: expected less than or equal to 1, got 2"),
         (["partition.name=odd"], "partition.name: expected 'auto', 'iid', 'dirichlet', "),
         (["optimizer=lion"], "optimizer: expected 'auto', 'sgd' or 'adam', got 'lion'"),
-        (["method=nope"], "method: expected one of fedavg, "),
+        (["method=nope"], "method: expected one of `sepal methods`, or MODULE:NAME for "),
         (["dataset=nope"], "dataset: expected one of "),
         (["model=nope"], "model: expected one of "),
         (["model=resnet18-gn", "dataset=imdb"], "model: expected a model for text"),
@@ -80,7 +80,7 @@ def test_bad_input_is_one_line_and_exit_code_2_and_leaves_nothing(here, sets, me
         (["run", "--workers", "-1"], "Invalid value for '--workers'"),
         (["run", "--out", "file", "--set", "dataset=digits"], "expected a directory that can be made"),
         (["show", "none"], "run: expected a directory of a run or a comparison, or a name under "),
-        (["keys", "none"], "method: expected one of fedavg, "),
+        (["keys", "none"], "method: expected one of `sepal methods`, or MODULE:NAME for "),
         (["bogus"], "No such command 'bogus'"),
     ],
 )
@@ -259,6 +259,17 @@ def test_tables_fit_80_columns(finished):
     assert "…" not in output
 
 
+def test_the_table_says_that_a_rounds_figures_are_of_its_own_clients():
+    def run(*counts):
+        lines = [{"full": count == max(counts), "clients": [{}] * count} for count in counts]
+        return StoredRun(Path("a"), {}, tuple(lines), None)
+
+    assert "of that round's clients alone, 2 of 25," in of_some_clients(run(2, 2, 25))
+    assert "of that round's clients alone, 2 to 3 of 25," in of_some_clients(run(2, 3, 25))
+    assert (of_some_clients(run(25, 25)), of_one_client(run(2, 25)), of_some_clients(run())) == ("", "", "")
+    assert of_one_client(run(2, 19)) == "The worst 10 % of fewer than 20 clients is the worst one."
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 12, 13, 31, 401, 1001])
 def test_long_runs_are_thinned_out_to_round_numbers(rounds):
     lines = [{"round": round} for round in range(1, rounds + 1)]
@@ -339,7 +350,7 @@ def test_runs_data_sets_and_models_are_listed(here, monkeypatch):
     assert ["har", "signal", "9x128", "6", "natural", "no"] in rows
     rows = [line.split() for line in sepal("models").stdout.splitlines()]
     assert ["digits-cnn", "digits"] in rows
-    assert ["resnet18-gn"] in rows
+    assert ["cnn-cifar100-pa3dfl"] in rows
 
 
 # Flower's run-config

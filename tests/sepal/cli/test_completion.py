@@ -49,7 +49,7 @@ def completed(home, *words):
     [
         (["sepal", "ex"], ["export"]),
         (["sepal", "run", "--meth"], ["--method"]),
-        (["sepal", "run", "--method", "fedp"], ["fedprox", "fedper", "fedproto", "fedpse"]),
+        (["sepal", "run", "--method", "fedp"], ["fedprox", "fedper", "fedproto", "fedpse", "fedpm"]),
         (["sepal", "run", "--dataset", "fa"], ["fashion-mnist"]),
         (["sepal", "run", "--set", "partition.a"], ["partition.alpha="]),
         (["sepal", "serve", "--set", "fedpse.e"], ["fedpse.ewa="]),

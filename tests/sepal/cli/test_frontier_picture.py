@@ -89,7 +89,7 @@ def test_a_comparison_has_the_picture_beside_its_report_and_a_run_alone_none(tmp
     for method in ("fedavg", "local"):
         write_run(tmp_path / "both" / method, method=method, kept=True)
     both = read_comparison([str(tmp_path / "both")])
-    pages = _write_pages(both, tmp_path / "both")
+    pages = _write_pages(both, tmp_path / "both", "")
     assert [page.name for page in pages] == ["report.html", "frontier.svg"]
     assert "\n![The frontier](frontier.svg)\n" in write_markdown(both, tmp_path / "tables.md", pages).read_text()
     drawing = pages[1].read_text()

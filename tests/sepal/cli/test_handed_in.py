@@ -142,7 +142,10 @@ def pressures(path):
     pd.DataFrame(table).to_csv(path, index=False)
 
 
-@pytest.mark.parametrize("name", ["diabetes", "linnerud", "dates"])
+@pytest.mark.parametrize(
+    "name",
+    ["dates", pytest.param("diabetes", marks=pytest.mark.long), pytest.param("linnerud", marks=pytest.mark.long)],
+)
 def test_a_regression_target_in_three_commands_is_better_than_the_mean(tmp_path, name):
     table, targets = regression(name)
     table.to_csv("all.csv", index=False)

@@ -209,6 +209,7 @@ def operations(directory, columns):
     return count
 
 
+@pytest.mark.long
 def test_a_table_of_very_many_columns_is_looked_at_in_time_with_their_number(tmp_path, monkeypatch):
     """One of 20,000 took minutes, with the square of the number; then the table on the terminal took most of it."""
     of_100, of_200, of_400 = (operations(tmp_path / str(columns), columns) for columns in (100, 200, 400))
@@ -342,7 +343,7 @@ def test_a_file_that_goes_while_a_directory_is_looked_through_is_one_line(tmp_pa
 
 
 def test_a_name_of_nothing_is_refused_in_one_line():
-    assert "OWNER/NAME of the hub, or one of cifar-10" in sepal("data", "inspect", "nothing-of-this-name", code=2)
+    assert "OWNER/NAME of the hub, or one of ag-news" in sepal("data", "inspect", "nothing-of-this-name", code=2)
 
 
 def test_the_schema_that_is_written_is_what_a_run_reads_by(tmp_path):

@@ -82,6 +82,18 @@ def test_every_name_that_ls_prints_is_taken(stored):
             find_run(name)
 
 
+def test_a_run_that_is_not_there_says_where_runs_are(stored):
+    for find, expected in ((find_run, "a run directory"), (find_place, "a directory of a run or a comparison")):
+        bases = f"{stored / 'runs'} or {stored / 'home' / 'runs'}"
+        for name, words in (
+            ("pets/none", ", such as `sepal ls pets` lists"),
+            ("no/pets", f", or a name under {bases}"),
+        ):
+            with pytest.raises(ConfigError) as refused:
+                find(name)
+            assert str(refused.value) == f"run: expected {expected}{words}, got {name}"
+
+
 def test_a_folder_that_is_no_run_does_not_hide_a_name(stored):
     (stored / "pets").mkdir()  # for example its data
     assert list(rows("pets")) == ["pets/fedavg-seed0", "pets/tune-a"]

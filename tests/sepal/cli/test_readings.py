@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from referee.paper.readings import main
 from sepal.cli.running import run_flat
@@ -50,6 +51,19 @@ def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
         assert mask[blocks.first].all()
         assert blocks.share(mask) == pytest.approx(closing[name]["share"], abs=1e-12)
         assert blocks.share(mask) <= 0.5
+
+
+def test_a_client_s_examples_are_those_of_its_last_round(tmp_path, monkeypatch):
+    """Masks are means over training examples, which with drift are those of the last window."""
+    drift = {"drift.name": "time", "partition.name": "iid", "local-epochs": 1}
+    run_flat({**KEYS, **drift, "rounds": 2, "name": "drift", "out": str(tmp_path)}, tmp_path, workers=1)
+
+    def at_the_end(ended):
+        trainers = [ended.algorithm(name).trainer for name, _ in ended.states()]
+        return [torch.equal(trainer.x, trainer.drifting.x[-trainer.drifting.window.size :]) for trainer in trainers]
+
+    monkeypatch.setattr(learned_rows, "resolve", lambda function: at_the_end)
+    assert learned_rows.read(tmp_path / "drift", "masks", READ) == [True] * 3
 
 
 def test_how_alike_two_clients_are_is_counted_in_blocks(run):

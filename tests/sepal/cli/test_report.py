@@ -32,7 +32,6 @@ from sepal.report.live import ReportServer
 from sepal.report.page import render, write_html
 
 FIRST = ["frontier", "round", "mb", "clients", "bytes", "labels"]
-pytestmark = pytest.mark.xdist_group("report")  # the tests share two comparisons
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

@@ -27,8 +27,8 @@ pytest.importorskip("altair", reason="the extra report is not installed")
 
 from sepal import report
 from sepal.report.data import COLOURS, datasets
-from sepal.report.looks import DASHES, SHAPES
 from sepal.report.page import render
+from sepal.report.shapes import DASHES, SHAPES
 
 LONG = "a-variant-with-a-rather-long-name-alpha=0.25"
 in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian's package chromium)")

@@ -94,6 +94,16 @@ def test_yardsticks_that_are_not_among_the_runs_are_named(swept, mixed):
     assert f"{without_one}`methods`." in printed(mixed)
 
 
+def test_a_rate_of_another_method_is_named_on_the_page_as_in_the_terminal(tmp_path):
+    runs = [write_run(tmp_path / method, method=method) for method in ("fedavg", "ditto")]
+    about = json.loads((runs[1] / "about.json").read_text())
+    (runs[1] / "about.json").write_text(json.dumps({**about, "rate_of": "fedavg"}))
+    comparison = read_comparison([str(run) for run in runs])
+    words = "Rate calibrated for another method: ditto (lr = "
+    assert words in html.unescape(render(comparison))
+    assert words in printed(comparison)
+
+
 def test_an_empty_line_follows_every_table(swept):
     lines = [line.rstrip() for line in printed(swept).splitlines()]
     for head in ("cost", "points, 95 % interval", "Accuracy in %"):

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.errors import ConfigError
+from sepal.report.markdown import write_markdown
+from sepal.report.tables import print_comparison
 from sepal.report.text_tables import tuning_note
+from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from sepal.study.comparison import Comparison
+from sepal.study.comparison import Comparison, read_comparison
 from sepal.study.plans import trials
 from sepal.study.plans.plan import read_plan
 from sepal.study.plans.rates import ONE_RATE, rate_notes
 from sepal.study.plans.trials import chosen, tuning_results
+from sepal.study.plans.tune import read_search
 from sepal.study.plans.tuning import around
+from sepal.user_modules import VARIABLE
 from tests.sepal.cli.runs_for_tests import write_run
 
 PLAN = """
@@ -74,6 +82,78 @@ def test_a_rate_of_other_data_is_called_that(tmp_path):
     plan = read_plan(plan_file(tmp_path, text))
     (line,) = rate_notes(plan, list(plan.runs()))
     assert "not on own; `sepal tune`, or --set lr=search, searches for yours" in line
+
+
+@pytest.fixture
+def own_method(tmp_path, monkeypatch):
+    """A method of one's own, which no calibration knows."""
+    lines = (
+        "from sepal.method import Settings",
+        "from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer",
+        "from sepal.strategies.registration import register",
+        "class Hyper(Settings):",
+        "    part: float = 0.1",
+        'OwnRate = register("ownrate", "", "", FedAvgServer, FedAvgClient, Hyper)',
+    )
+    (tmp_path / "own_rate.py").write_text("\n".join(lines))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    return "own_rate:OwnRate"
+
+
+def test_a_rate_that_was_calibrated_for_another_method_is_named_below_the_tables(tmp_path, own_method):
+    for name, method, keys in (("a", own_method, {}), ("b", own_method, {"lr": 0.1}), ("c", "fedavg", {})):
+        write_run(tmp_path / name, method=method, **keys)
+    lr = assemble({"method": "fedavg", "dataset": "digits"}).setup.config.lr
+    line = f"Rate calibrated for another method: ownrate (lr = {lr:g}, for fedavg): differences may be the rate's; "
+    for names, said in (("ac", True), ("bc", False)):
+        comparison = read_comparison([str(tmp_path / name) for name in names])
+        console = Console(width=1000, file=StringIO())
+        print_comparison(console, comparison)
+        markdown = write_markdown(comparison, tmp_path / f"{names}.md").read_text()
+        for text in (console.file.getvalue(), markdown):
+            assert (line in text.replace(own_method, "ownrate")) == ("Rate calibrated" in text) == said
+
+
+# a method of one's own in a plan
+
+
+@pytest.mark.parametrize("name", ["ownrate", '"own_rate:OwnRate"'])
+def test_a_method_of_ones_own_has_its_registered_name_in_a_plan(tmp_path, own_method, name):
+    text = (
+        f'methods = ["{own_method}", "fedavg"]\n[settings]\ndataset = "digits"\n[settings.{name}]\npart = [0.2, 0.3]\n'
+    )
+    runs = list(read_plan(plan_file(tmp_path, text)).runs())
+    assert [run.name for run in runs] == ["ownrate_part_0.2-seed0", "ownrate_part_0.3-seed0", "fedavg-seed0"]
+    assert [run.keys["method"] for run in runs] == [own_method, own_method, "fedavg"]
+    assert [run.keys.get("ownrate.part") for run in runs] == [0.2, 0.3, None]
+    search = f"{text}[grid]\nlr = [0.1, 0.2]\n[grid.{name}]\nlr = [0.3, 0.4]\n".replace("[0.2, 0.3]", "0.2")
+    trials = read_search(plan_file(tmp_path, search)).trials
+    assert [(trial.method, trial.settings["lr"]) for trial in trials] == [
+        ("ownrate", 0.3),
+        ("ownrate", 0.4),
+        ("fedavg", 0.1),
+        ("fedavg", 0.2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("methods", "more", "words"),
+    [
+        ('"ownrate"', "", "methods: expected each name once; [settings.NAME] with method"),
+        (
+            '"fedavg"',
+            "[settings.ownrate]\nlr = 0.1\n[settings.'own_rate:OwnRate']\nlr = 0.2",
+            "settings.ownrate: expected one",
+        ),
+        ('"fedavg"', '[settings.ownrate]\nmethod = "fedavg"', "settings.ownrate: expected keys of own_rate:OwnRate"),
+    ],
+)
+def test_two_meanings_of_a_registered_name_are_refused(tmp_path, own_method, methods, more, words):
+    with pytest.raises(ConfigError) as refused:
+        read_plan(plan_file(tmp_path, f'methods = ["{own_method}", {methods}]\n{more}\n'))
+    assert words in str(refused.value)
 
 
 # what is searched

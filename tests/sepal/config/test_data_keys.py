@@ -15,11 +15,14 @@ def test_aliases_are_the_run_config_keys():
     assert PartitionSettings().model_dump(by_alias=True) == {
         "name": "auto",
         "alpha": 0.3,
+        "beta": 0.5,
         "lambda": 1.0,
         "classes": 2,
         "shards": 2,
         "shard-size": 0,
         "min-examples": 10,
+        "within": "iid",
+        "noise": 0.0,
         "subsample": 0,
     }
     assert SplitSettings().model_dump(by_alias=True) == {
@@ -43,6 +46,9 @@ def test_every_key_is_described_and_scalar(settings):
     [
         {"name": "sorted"},
         {"alpha": 0.0},
+        {"beta": 0.0},
+        {"within": "natural"},
+        {"noise": -0.1},
         {"lambda": 1.5},
         {"classes": 0},
         {"shards": 0},

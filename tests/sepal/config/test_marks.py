@@ -13,6 +13,7 @@ from pydantic import Field
 from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
 from sepal.config import Mark, PartitionSettings, RunConfig, Settings, group_names, has_mark, key_fields, marked, marks
+from sepal.config.agreement import SERVER_ONLY
 from sepal.config.elsewhere import CODE, PATHS, PLACES, check_code, named_code, without_places
 from sepal.errors import ConfigError, ProtocolError
 from sepal.report.page import PLACES as HIDDEN
@@ -59,7 +60,7 @@ def test_only_shared_keys_lead_outside_the_run():
 
 def test_the_lists_are_those_of_the_fields():
     assert set(CODE) == {"method", "task", "augment", "model", "own.data"}
-    assert set(PATHS) == {"out", "data-dir", "folder.schema", "initial-weights", "state-dir"}
+    assert set(PATHS) == {"out", "data-dir", "devices", "folder.schema", "initial-weights", "state-dir"}
     assert set(PLACES) == set(HIDDEN) == {*PATHS, "hf.name"}
 
 
@@ -74,7 +75,7 @@ def test_a_node_and_a_reader_refuse_code_by_the_same_list(key):
     assert local_config(flat, Node(allow=frozenset({CODE_NAME})))[key] == CODE_NAME
 
 
-@pytest.mark.parametrize("key", [key for key in PLACES if key != "out"])
+@pytest.mark.parametrize("key", [key for key in PLACES if key not in SERVER_ONLY])
 def test_a_node_refuses_places_by_the_same_list(key):
     with pytest.raises(ProtocolError, match=f"{key}: expected a"):
         local_config({**RunConfig().flat(), key: "x/y"}, Node())
@@ -97,7 +98,7 @@ def test_marks_are_of_nested_groups_and_of_any_fact():
 # Which key must have which mark
 
 ROOT = Path(__file__).resolve().parents[3]
-DATA_GROUPS = ("partition", "split", "folder", "hf", "own")
+DATA_GROUPS = ("partition", "split", "drift", "folder", "hf", "own")
 NOT_THE_DATA = {"own.class-weights"}  # of the loss
 
 
@@ -168,6 +169,7 @@ def test_what_must_be_agreed_on_is_not_what_only_one_side_reads():
 
 PACKAGES = ("client_app", "models", "sepal", "server_app", "strategies")
 COLUMNS = {  # heads of tables, and keys that a command looks up for one sentence
+    "sepal/api/results.py": {"name", "seed"},
     "sepal/cli/showing.py": {"name", "dataset", "model"},
     "sepal/cli/listing.py": {"method", "rounds"},
     "sepal/report/card.py": {"name", "method", "dataset", "rounds"},

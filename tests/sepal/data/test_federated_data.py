@@ -68,5 +68,5 @@ def test_data_travels_to_worker_processes(config):
 
 
 def test_an_unknown_name_lists_own_too():
-    with pytest.raises(DataError, match=r"dataset: expected one of .*, mnist, own, got"):
+    with pytest.raises(DataError, match=r"dataset: expected one of .*, mnist, own, .*, got"):
         federated_data(RunConfig(dataset="mnits"))

@@ -7,7 +7,7 @@ import pytest
 
 from sepal.config import PartitionSettings, SplitSettings
 from sepal.data import DataSpec, client_data, load, pooled_test
-from sepal.data.sources.imdb import tokenize
+from sepal.data.sources.words import tokenize
 
 
 def whole(name, directory):

@@ -53,7 +53,7 @@ def test_every_name_is_a_source_with_facts_and_a_model_we_have():
 
 
 def test_unknown_name():
-    with pytest.raises(DataError, match=r"dataset: expected one of cifar-10, .*, got mnits"):
+    with pytest.raises(DataError, match=r"dataset: expected one of ag-news, .*, got mnits"):
         info("mnits")
 
 
@@ -147,7 +147,20 @@ def test_changed_files_are_read_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["mnist", "fashion-mnist", "emnist", "cifar-10", "cifar-100", "har", "imdb", "femnist"]
+    "name",
+    [
+        "mnist",
+        "fashion-mnist",
+        "emnist",
+        "cifar-10",
+        "cifar-100",
+        "har",
+        "imdb",
+        "femnist",
+        "ag-news",
+        "shakespeare",
+        "tiny-imagenet",
+    ],
 )
 def test_missing_files_are_one_line_that_says_what_to_put_where(tmp_path, name):
     with pytest.raises(DataError, match=r"^data-dir: expected ") as error:

@@ -11,7 +11,7 @@ import pytest
 from sepal.config import PartitionSettings
 from sepal.data import DataSpec, client_data, load
 from sepal.data.sources.har import CHANNELS
-from sepal.data.sources.imdb import encode, tokenize, vocabulary
+from sepal.data.sources.words import encode, tokenize, vocabulary
 from sepal.errors import DataError
 
 RNG = np.random.default_rng(0)

@@ -71,12 +71,23 @@ ALIKE = {
     "dirichlet": ({"alpha": 0.3}, 0.01),
     "pathological": ({"classes": 3}, 0.01),
     "shards": ({}, 0.01),
+    "extended-dirichlet": ({"alpha": 10.0, "classes": 4}, 0.01),
+    "quantity-skew": ({"beta": 1.0, "min_examples": 1000}, 0.08),
+    "domain": ({}, 0.1),  # 660 test rows for each of two clients of one domain
+    "domain-dirichlet": ({"within": "dirichlet"}, 0.05),  # test rows of a domain differ from its others by chance
     "two-class": ({}, 0.05),  # 40 clients, the smallest of them with 20 test rows
 }
 
 
+OWNED = ("natural", "domain")
+
+
 def test_every_partition_is_in_the_table():
-    assert {case.removesuffix("-0").removesuffix("-half") for case in ALIKE} | {"auto"} == set(get_args(PartitionName))
+    assert set(map(name_of, ALIKE)) | {"auto"} == set(get_args(PartitionName))
+
+
+def name_of(case):
+    return "domain" if case == "domain-dirichlet" else case.removesuffix("-0").removesuffix("-half")
 
 
 def test_by_default_people_are_the_clients_where_examples_have_owners(toy):
@@ -95,9 +106,9 @@ def test_every_client_is_tested_on_the_labels_that_it_trains_on(toy, case, subsa
     values, bound = ALIKE[case]
     rng, clients = np.random.default_rng(5), 5
     labels = np.concatenate([rng.permutation(np.tile(np.arange(10), count)) for count in (3000, 1000)])
-    people = (labels + np.arange(len(labels)) % 4) % 5 if case == "natural" else None
+    name = name_of(case)
+    people = (labels + np.arange(len(labels)) % 4) % {"natural": 5, "domain": 3}[name] if name in OWNED else None
     source = toy(labels[:30_000], labels[30_000:], people)
-    name = case.removesuffix("-0").removesuffix("-half")
     parts = split(spec(name, 40 if name == "two-class" else clients, 1, subsample=subsample, **values), source)
     for part in parts:
         train, test = np.concatenate([part.train, part.validation]), part.test
@@ -229,6 +240,22 @@ def test_own_validation_rows_are_dealt_like_test_rows(toy):
     for part in split(spec(split=SplitSettings(validation=0.0)), source):
         assert len(part.validation) == 0
         assert not set(part.train) & set(range(300, 350))
+
+
+@pytest.mark.parametrize(("name", "keys"), [("natural", {}), ("domain", {}), ("domain", {"within": "dirichlet"})])
+def test_own_validation_and_test_rows_are_those_of_the_client_s_owner(toy, name, keys):
+    owners = np.array(["a", "b", "c"])[np.random.default_rng(0).integers(0, 3, 450)]
+    source = replace(toy(BALANCED[:300], BALANCED[:150], natural=owners), validation_count=50)
+    clients = 3 if name == "natural" else 6
+    for client, part in enumerate(split(spec(name, clients, min_examples=1, **keys), source)):
+        assert [set(owners[rows]) for rows in part] == [{"abc"[client % 3]}] * 3
+
+
+def test_own_validation_rows_are_as_many_for_each_with_iid_and_few_of_them_are_no_error(toy):
+    source = replace(toy(BALANCED[:300], BALANCED[:150]), validation_count=50)
+    assert {len(part.validation) for part in split(spec("iid", 5), source)} == {10}
+    few = split(spec("iid", 5), replace(source, validation_count=3))
+    assert sum(len(part.validation) for part in few) <= 3
 
 
 def windows(people=3, seconds=40):

@@ -16,7 +16,7 @@ from sepal.runs.backup import back_up
 from sepal.runs.central_secret import SECRET, central_secret
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.run_directory import RunDirectory
-from sepal.server.central_noise import CentralNoise
+from sepal.server.central_noise import CentralNoise, of_seed
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks.cases import RoundLog
@@ -167,7 +167,7 @@ def test_running_statistics_are_refused_where_they_are_sent():
 def test_a_run_in_a_directory_says_what_it_spent_and_goes_neither_back_nor_on_with_a_part_undone(tmp_path):
     flat = {**FLAT, "name": "r"}
     with RunDirectory(tmp_path / "r", assemble(flat), IN_PROCESS) as directory:
-        assert directory.secret() == b""
+        assert directory.secret() == of_seed(FLAT["seed"])
         run_in_process(directory._assembly, store=directory.store(), observers=[directory])
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     privacy = summary["privacy"]

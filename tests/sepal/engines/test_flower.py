@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import sepal
-from sepal.engines.flower.engine import RAISED, AppRun, Flower
+from sepal.engines.flower.engine import RAISED, RAY_STARTS, SLOW_RAY, AppRun, Flower, last_words
 from sepal.engines.flower.processes import FlowerError, Processes, dialled, end, free_port, healthy, listening, unusable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -180,6 +180,26 @@ def test_a_run_that_goes_on_beyond_its_time_is_named(tmp_path):
             flower.run_app(tmp_path, {}, timeout=0.0, show=lambda line: None)
 
 
+class SlowRay(Broken):
+    """Runs of which the first ``slow`` end because Ray did not start, as its log says on a busy machine."""
+
+    def output(self, command, timeout=0.0, tick=None, show=None):
+        self.commands.append(command)
+        is_slow = len(self.commands) <= self.slow
+        return [self.started, f"Exception: {SLOW_RAY}. This could happen because" if is_slow else "round 1"]
+
+    def status(self, run_id, ending=3.0, timeout=30.0):
+        return ("finished:failed" if len(self.commands) <= self.slow else "finished:completed"), ""
+
+
+@pytest.mark.parametrize(("slow", "starts", "complete"), [(0, 1, True), (2, 3, True), (9, RAY_STARTS, False)])
+def test_a_simulation_whose_ray_did_not_start_in_time_is_started_again(tmp_path, slow, starts, complete):
+    with SlowRay() as flower:
+        flower.commands, flower.slow = [], slow
+        run = flower.run_app(tmp_path, {}, "num-supernodes=2")
+    assert (len(flower.commands), run.complete) == (starts, complete)
+
+
 @pytest.mark.parametrize(
     ("answers", "status"),
     [
@@ -280,3 +300,9 @@ def test_a_port_is_looked_for_at_the_address_that_it_listens_on():
         assert listening(port, "127.0.0.2")
         assert not listening(port)
     assert [dialled(host) for host in ("0.0.0.0", "::", "10.0.0.5", "[::1]")] == ["127.0.0.1", "::1", "10.0.0.5", "::1"]
+
+
+def test_the_frame_around_an_error_of_flowers_is_not_the_error():
+    lines = ["Loading", "╭─ Error ───╮", "│ Connection is unavailable. │", "╰───────────╯", ""]
+    assert last_words(lines, "none") == "Connection is unavailable."
+    assert last_words(lines[3:], "none") == last_words([], "none") == "none"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
 import sepal
+from sepal.client_app.host import COSTS
 from sepal.client_app.secure_sums import NoVault
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.cache import StateCache, forget_secrets
-from sepal.errors import ConfigError, StateError
+from sepal.errors import ConfigError, RoundError, StateError
 from sepal.masks.selection import count
 from sepal.method import capabilities
 from sepal.protocol.summed import sums_of
@@ -79,6 +82,29 @@ def test_a_methods_model_is_the_plain_one_up_to_rounding(method):
     assert all(np.abs(secure[name] - plain[name]).max() < MOST.get(method, 1e-6) for name in plain)
 
 
+@pytest.mark.parametrize(
+    "method", [name if name in FAST else pytest.param(name, marks=pytest.mark.long) for name in SUMMED]
+)
+def test_at_no_rate_of_the_servers_does_a_client_of_any_method_answer_by_an_error(method):
+    """An error would tell that this client's training had diverged; the sum tells how many clients' had."""
+    log = RoundLog()
+    assembly = assemble({**FLAT, "rounds": 1, "method": method, "secure": "sum", "lr": 1e30, **KEYS.get(method, {})})
+    with contextlib.suppress(RoundError):  # a run in which no upload has counted
+        run_in_process(assembly, observers=[log])
+    assert not log.records[0].diverged
+    assert len([entry for entry in log.records[0].ledger if entry.step == "keys" and entry.payload == 64]) == 4
+
+
+def test_clients_tell_only_seconds_and_steps_beside_a_sum():
+    """FedALA's multiply-adds would tell when a client's own loss had converged."""
+    figures = {}
+    for mode in ("sum", "off"):
+        _, log = run(method="fedala", secure=mode)
+        figures[mode] = {figure for line in log.lines for client in line["clients"] for figure in client["metrics"]}
+    assert figures["sum"] == COSTS
+    assert "multiply-adds" in figures["off"]
+
+
 @pytest.mark.long
 def test_workers_and_repetitions_change_no_bit():
     keys = {"method": "fedavg", "secure": "sum", "clients-per-round": 3, "evaluate-sampled": True}
@@ -96,7 +122,7 @@ def test_drawn_entries_go_with_secure_sums_and_are_as_few_as_they_say(method):
     assert all(np.abs(model(secure)[name] - array).max() < 1e-6 for name, array in model(plain).items())
     size = sum(array.size for array in model(plain).values())
     sizes = {e.payload for e in log.records[0].ledger if (e.step, e.direction) == ("mask", "up")}
-    assert sizes == {4 * count(0.05, size)}  # k of d entries, 32 bits each
+    assert sizes == {4 * count(0.05, size) + 4}  # k of d entries and one figure, 32 bits each
 
 
 @pytest.mark.parametrize("method", [name for name in registry.METHODS if name not in SUMMED])

@@ -233,3 +233,11 @@ def test_a_commit_of_another_machine_is_waited_for(tmp_path, pauses, before, has
         (tmp_path / "metrics.jsonl").touch()
     settle(take_claim(tmp_path, "slurm 2"))
     assert sum(pauses) == seconds
+
+
+def test_after_the_last_number_there_is_no_next_one_that_nobody_would_see(tmp_path):
+    (tmp_path / CLAIMS).mkdir(mode=0o700)
+    (tmp_path / CLAIMS / "999999999999.json").touch()
+    for _ in range(2):
+        with pytest.raises(StateError, match="expected a number below 999999999999"):
+            take_claim(tmp_path)

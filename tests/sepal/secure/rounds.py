@@ -52,6 +52,7 @@ class Round:
             rounding=name.encode().ljust(32, b"r"),
             update=np.asarray(self.updates[name], np.float32),
             figures=self.figures.get(name, ()),
+            weight=1.0,
         )
         return replace(made, **changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from sepal.secure import formats, masks, shamir
 from sepal.secure import server as server_module
 from sepal.secure.keys import KEY, KeyPairs, public_of
 from sepal.secure.ring import Ring, Sum, rounded, scale
+from sepal.secure.server import Members
 from tests.sepal.secure.rounds import KEYS, MASK, SHARE, UNMASK, Memory, Round, added
 
 
@@ -424,3 +426,15 @@ def test_an_unchanged_vault_is_one_write_a_step():
     assert isinstance(round.vaults["client-00"], Memory)
     assert KeyPairs.new() != KeyPairs.new()
     assert masks.packed(1, 2) == b"\1\0\0\0\2\0\0\0"
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-9, 2.0])
+def test_a_client_is_summed_with_the_weight_that_it_knows_to_be_its_own(weight):
+    """A server that weighs all others by 0 would read one client's update from the sum, without any accomplice."""
+    round = round_of(4)
+    honest = round.members()
+    members = tuple(replace(m, weight=weight if number else 1.0) for number, m in enumerate(honest.members))
+    total = sum(member.weight for member in members)
+    lying = Members(members, replace(honest.terms, total=total))
+    with pytest.raises(ProtocolError, match="weight: expected 1, this client's own, got"):
+        round.shared(lying)

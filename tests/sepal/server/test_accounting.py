@@ -72,10 +72,10 @@ def test_draws_of_a_fixed_size_are_not_taken_as_amplification_and_the_librarys_w
 
 def test_adaptive_clipping_costs_nothing_beyond_z():
     """q = .05, m = 50: σ_b = 2.5, so bits have 2σ_b = 5; z = 1 gives z_Δ = (1 - 1/25)^-½. Both together have z's ε."""
-    central = CentralNoise.of(config(**{"quantile": 0.5}))
+    central = CentralNoise.of(config(**{"quantile": 0.5}), b"")
     for noise, of_updates in ((0.5, 0.502518907629606), (1.0, 1.0206207261596576), (2.0, 2.182178902359924)):
         keys = config(**{"quantile": 0.5, "noise": noise})
-        assert CentralNoise.of(keys).multiplier_of_updates == pytest.approx(of_updates, rel=1e-12)
+        assert CentralNoise.of(keys, b"").multiplier_of_updates == pytest.approx(of_updates, rel=1e-12)
     from dp_accounting.rdp import RdpAccountant
 
     gaussians = [

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sepal.errors import ConfigError, DataError, ProtocolError, RosterError
+from sepal.flower.simulation import SIMULATION
 from sepal.protocol.messages import Reply
 from sepal.protocol.types import ClientInfo, Kind
 from sepal.server import roster
@@ -205,7 +206,7 @@ def test_the_exact_number_is_enough():
 @pytest.fixture
 def simulated(monkeypatch):
     """As in Flower's simulation, the only process that imports its module."""
-    monkeypatch.setitem(sys.modules, roster.SIMULATION, sys)
+    monkeypatch.setitem(sys.modules, SIMULATION, sys)
 
 
 def test_too_few_end_in_an_error_that_says_how_flower_is_told(simulated):

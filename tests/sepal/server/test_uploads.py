@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sepal.errors import WireError
 from sepal.layout import Parameter, Role
 from sepal.protocol.payloads import seal
 from sepal.protocol.types import ClientInfo, Payload, Plan, Schema
@@ -62,6 +63,16 @@ def test_uploads_come_in_name_order_and_are_decoded_once_as_long_as_they_fit(lim
         assert decoded == [(name, [0, ord(name), 0, ord(name)]) for name in NAMES]
     assert len(uploads) == 3
     assert (len(calls), begun.algorithm.composed) == (decodings, compositions)
+
+
+def test_an_upload_that_does_not_fit_names_the_tensor_and_whose_schema_says_so():
+    begun = start()
+    begun.algorithm.upload_schema = lambda *_: Schema({"w": TensorSpec((4,), min_count=3)})
+    uploads = RoundUploads(begun, Downloads(begun, 1 << 20), {}.__getitem__, 1 << 20)
+    with pytest.raises(WireError) as refused:
+        uploads.check("a", seal(Payload({"w": at(np.arange(4.0), INDEX)})))
+    line = "w count: expected 3 to 4, got 2 in the upload (see Counting.upload_schema)"
+    assert str(refused.value) == line
 
 
 def test_what_was_checked_and_refused_is_not_aggregated():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from sepal.errors import DamagedError, StateError
 from sepal.export.portable import load
 from sepal.storage import files
-from sepal.storage.files import read_plain_tensors, read_tensors, write_tensors
+from sepal.storage.files import everything_below, read_plain_tensors, read_tensors, write_tensors
 
 KINDS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 ARRAYS = {
@@ -128,3 +129,17 @@ def _of_kind(header, kind):
     for plain in (b'"I16"', b'"I8"'):
         header = header.replace(plain, f'"{kind}"'.encode())
     return header.rstrip(b" ") + b" " * (-len(header.rstrip(b" ")) % 8)
+
+
+def test_a_directory_that_is_deleted_during_a_walk_is_left_out(tmp_path):
+    """A live run deletes the uploads of a round while `sepal clean` measures it."""
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "1")
+    names = []
+    for path in everything_below(tmp_path):
+        names.append(str(path.relative_to(tmp_path)))
+        if path.name == "2":
+            shutil.rmtree(path)
+    assert sorted(names) == [".", "1", "1/file", "2", "link"]

@@ -45,6 +45,25 @@ def test_what_no_layer_s_weight_takes_part_in_is_counted_too():
     assert dict(multiply_adds(Product(), torch.zeros(1, 4))) == {REST: 2 * 8}
 
 
+def test_an_lstm_by_hand():
+    """A step of a layer: 4 gates x h x (inputs + h). Thrice, but once forward and once backward for what has no input.
+
+    Five letters, inputs 3, h = 4, two layers: 4·4·(3 + 4) = 112 and 4·4·(4 + 4) = 128 a step. The first step's h is 0:
+    it has no gradient, so of each layer 4·4·4 = 64 are not computed; the letters have none either: 5 · 4·4·3 = 240.
+    """
+    module, letters = nn.LSTM(3, 4, num_layers=2, batch_first=True), torch.zeros(1, 5, 3)
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = module
+
+        def forward(self, x):
+            return self.lstm(x)[0][:, -1]
+
+    assert dict(multiply_adds(Last(), letters)) == {REST: 3 * 5 * (112 + 128) - 2 * 64 - 240}
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_counting_leaves_the_module_as_it_was(training):
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2)).train(training)

@@ -55,7 +55,10 @@ def test_bf16_is_the_format_of_the_forward_pass_alone():
 
 
 # With a loop or a loss of their own, or with products of factors.
-@pytest.mark.parametrize("method", ["apfl", "feddst", "fedem", "fedmask", "fjord", "heterofl", "pa3dfl", "pfedme"])
+WAYS_OF_THEIR_OWN = ["apfl", "feddst", "fedem", "fedmask", "fedpm", "fjord", "heterofl", "pa3dfl", "pfedme"]
+
+
+@pytest.mark.parametrize("method", WAYS_OF_THEIR_OWN)
 def test_methods_with_ways_of_their_own_take_the_keys(method):
     keys = {**DIGITS, "rounds": 1, "method": method}
     hashes = set()

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from sepal.wire import SparseTensor, Support, TensorSpec, at, decode, encode, whole
+from sepal.wire.ans import encode_ans
 from tests.sepal.wire.damaged_payloads import one, refused, wrap
+
+# The mask of FORMAT.md's example of `ans`: 24 entries, 16 to 21 present.
+EXAMPLE = bytes.fromhex("97 17 14 0B 00 F8 8F")
+AGREED = TensorSpec((24,), values=False, entropy_coded=True)
+
+
+def with_ans(body: bytes, count: int = 6, size: int = 24) -> bytes:
+    return one(body, shape=[size], index="INDEX_ANS", count=count, index_bytes=len(body))
+
+
+WITH_ANS = with_ans(EXAMPLE)
 
 # Schema
 
@@ -42,6 +54,10 @@ def test_21_refuses_values_for_a_mask():
 
 def test_21_refuses_a_mask_for_values():
     refused(one(), "w values: expected values, got none", TensorSpec((4, 6)))
+
+
+def test_20_refuses_entropy_coding_that_is_not_agreed_on():
+    refused(WITH_ANS, "w index: expected a coding without entropy coding, got ans", TensorSpec((24,), values=False))
 
 
 @pytest.mark.parametrize(("fewest", "most"), [(3, None), (0, 1), (3, 3)])
@@ -140,3 +156,43 @@ def test_30_refuses_a_scale_that_is_no_magnitude(scale):
     body = struct.pack("<fB", scale, 1)
     data = one(body, shape=[], index="INDEX_DENSE", count=1, values="VALUE_SIGN", value_bytes=5)
     refused(data, "w values: expected a finite scale of at least 0", TensorSpec(()))
+
+
+def test_the_mask_in_ans_that_the_others_spoil_is_valid():
+    np.testing.assert_array_equal(decode(WITH_ANS, {"w": AGREED})["w"].index, range(16, 22))
+
+
+def coded(*present: int, count: int, size: int) -> bytes:
+    """Bytes of the bits ``present``, as if ``count`` of ``size`` entries were present."""
+    bits = np.zeros((size + 7) // 8 * 8, bool)
+    bits[list(present)] = True
+    return encode_ans(np.packbits(bits, bitorder="little"), count, size)
+
+
+@pytest.mark.parametrize("present", [(), (1, 2), (1, 2, 3, 4)])
+def test_24_refuses_another_number_of_bits_in_ans(present):
+    refused(with_ans(coded(*present, count=3, size=24), 3), "w index: expected 3 set bits, got", AGREED)
+
+
+def test_25_refuses_padding_in_ans():
+    body = coded(2, 20, count=2, size=20)
+    spec = TensorSpec((20,), values=False, entropy_coded=True)
+    refused(with_ans(body, 2, 20), "w index: expected padding of 0, got bit 20 of 20 set", spec)
+
+
+@pytest.mark.parametrize("state", ["ff ff ff 00 00", "00 00 00 00 00"])
+def test_32_refuses_a_lane_that_starts_too_low(state):
+    refused(with_ans(bytes.fromhex(state) + EXAMPLE[5:]), "w index: expected lanes that start at 16777216 to", AGREED)
+
+
+def test_33_refuses_missing_words():
+    refused(with_ans(EXAMPLE[:5]), "w index: expected more than 0 words, got symbols that need them", AGREED)
+
+
+def test_33_refuses_words_left_over():
+    refused(with_ans(EXAMPLE + b"\0\0"), "w index: expected 1 words up to the last symbol, got 2", AGREED)
+
+
+@pytest.mark.parametrize("changed", ["98 17 14 0B 00 F8 8F", "97 17 14 0B 00 F9 8F"])
+def test_34_refuses_a_lane_that_ends_elsewhere(changed):
+    refused(with_ans(bytes.fromhex(changed)), "w index: expected lanes that end at 16777216, got", AGREED)

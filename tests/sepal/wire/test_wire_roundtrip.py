@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sepal.wire import (
@@ -42,12 +42,13 @@ def sparse_tensors(draw) -> SparseTensor:
         limit = 65_504 if coding is ValueCoding.FP16 else 3.38e38
         drawn = draw(st.lists(FINITE, min_size=count, max_size=count))
         values = np.array(drawn, np.float32).clip(-limit, limit).astype(np.float32)
-    return SparseTensor(shape, index, values, draw(st.sampled_from(Support)), coding)
+    return SparseTensor(shape, index, values, draw(st.sampled_from(Support)), coding, draw(st.booleans()))
 
 
 def spec_of(tensor: SparseTensor) -> TensorSpec:
     index = None if tensor.support is Support.EXPLICIT else tensor.index
-    return TensorSpec(tensor.shape, tensor.support, tensor.values is not None, index=index)
+    agreed = tensor.entropy_coded
+    return TensorSpec(tensor.shape, tensor.support, tensor.values is not None, index=index, entropy_coded=agreed)
 
 
 def assert_same(got: SparseTensor, tensor: SparseTensor) -> None:
@@ -73,11 +74,14 @@ def test_any_tensors(tensors):
     assert inspect(data).total_bytes == len(data)
 
 
-@given(st.integers(1, 3_000), st.floats(0, 1), st.integers(0, 2**32 - 1))
-def test_any_density(size, density, seed):
+@given(st.integers(1, 12_000), st.floats(0, 1), st.integers(0, 2**32 - 1), st.booleans())
+@example(12_000, 0.38, 0, True)
+def test_any_density(size, density, seed, agreed):
     mask = np.random.default_rng(seed).random(size) < density
-    data = encode({"m": members(mask)})
-    np.testing.assert_array_equal(decode(data, {"m": TensorSpec((size,), values=False)})["m"].mask(), mask)
+    data = encode({"m": members(mask, agreed)})
+    decoded = decode(data, {"m": TensorSpec((size,), values=False, entropy_coded=agreed)})
+    np.testing.assert_array_equal(decoded["m"].mask(), mask)
+    assert encode(decoded) == data
 
 
 @given(st.lists(st.integers(0, 2**31 - 2), min_size=1, max_size=40, unique=True))

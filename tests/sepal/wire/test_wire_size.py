@@ -2,11 +2,12 @@
 
 import math
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sepal.wire import SparseTensor, Support, TensorSpec, ValueCoding, at, decode, encode, members
+from sepal.wire import IndexCoding, SparseTensor, Support, TensorSpec, ValueCoding, at, decode, encode, inspect, members
 from sepal.wire.index import encode_index
 
 SIZE = 10_000_000
@@ -56,6 +57,14 @@ def test_decoding_peaks_below_twice_the_arrays_plus_16_mb(density, coding):
     assert peak_of_decoding(encode({"w": tensor}), tensor) <= 2 * arrays + 16e6
 
 
+@pytest.mark.parametrize("density", [0.9, 0.38, 0.03])
+def test_decoding_ans_peaks_below_twice_the_arrays_plus_16_mb_and_a_bit_for_each_entry(density):
+    tensor = replace(random_tensor(density, ValueCoding.NONE), entropy_coded=True)
+    data = encode({"w": tensor})
+    assert inspect(data).tensors[0].index is IndexCoding.ANS
+    assert peak_of_decoding(data, tensor) <= 2 * 8 * tensor.nnz + 16e6 + SIZE / 8
+
+
 @pytest.mark.parametrize("coding", [ValueCoding.FP32, ValueCoding.BF16, ValueCoding.SIGN])
 def test_decoding_a_dense_tensor_peaks_below_twice_its_values_plus_16_mb(coding):
     tensor = SparseTensor((SIZE,), None, np.ones(SIZE, np.float32), coding=coding)
@@ -71,7 +80,7 @@ def test_decoding_rows_peaks_below_twice_the_arrays_plus_16_mb(axis):
 
 
 def peak_of_decoding(data: bytes, tensor: SparseTensor) -> int:
-    specs = {"w": TensorSpec(tensor.shape, values=tensor.values is not None)}
+    specs = {"w": TensorSpec(tensor.shape, values=tensor.values is not None, entropy_coded=tensor.entropy_coded)}
     tracemalloc.start()
     try:
         decoded = decode(data, specs)

@@ -128,6 +128,21 @@ def checkpoint(run: Path, round: int) -> None:
     (run / "checkpoints" / f"round-{round:06d}.safetensors").touch()
 
 
+@pytest.mark.parametrize("name", ["", ".lock", "looked", "a-seed0", "a-seed0/log.txt"])
+def test_a_planted_link_of_a_study_takes_nothing_elsewhere(jobs, pretended, tmp_path, name):
+    """Slurm would add a log to the file, and the others would be emptied, touched, written to, or deleted from."""
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "out" / "jobs" / name
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / "end.json").write_text("mine")
+    link.parent.mkdir(parents=True, mode=0o700)
+    link.symlink_to(elsewhere if name in ("", "a-seed0") else elsewhere / "new")
+    before = pretended.submitted
+    with pytest.raises(StateError, match="a link that leads out of it"):
+        jobs().start(RUN, 1)
+    assert [path.name for path in elsewhere.iterdir()] == ["end.json"]
+    assert pretended.submitted == before
+
+
 # what is submitted
 
 

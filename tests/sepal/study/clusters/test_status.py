@@ -10,10 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
+from sepal.errors import StateError
 from sepal.runs.claims import take_claim
 from sepal.study.clusters.records import JobEnd, Submission, note_look, write_end, write_submission
+from sepal.study.clusters.slurm import cancelling
 from sepal.study.clusters.status import counts, statuses
 from sepal.study.plans.model import PlannedRun
+from sepal.study.plans.trials import FAILED, failures
 
 AT = Submission("", {}, "/", name="x", job="7", seen=1.0)
 
@@ -136,6 +139,24 @@ def test_records_of_jobs_cannot_lead_out_of_the_study(study, tmp_path_factory):
     assert "leads out of it" in found.words
     os.mkfifo(study / "jobs" / "failed" / "end.json")
     assert of(study, "failed")["failed"].state == "failed", "a pipe is not waited for"
+
+
+def test_no_record_of_a_job_becomes_another_word_of_a_command(study):
+    """`scancel --me` would end all jobs of its user."""
+    write_submission(study, replace(AT, run="runs", job="--me"))
+    assert of(study, "runs")["runs"].words.endswith("job: expected the number of a job, got --me")
+    with pytest.raises(StateError, match="the number of a job"):
+        cancelling(study, ["runs"])
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "no text", "directory"])
+def test_the_list_of_failures_is_a_text_of_the_study_itself(study, tmp_path_factory, kind):
+    file, elsewhere = study / FAILED, tmp_path_factory.mktemp("elsewhere") / "private"
+    elsewhere.write_text("runs: a private line\n")
+    make = {"link": lambda: file.symlink_to(elsewhere), "pipe": lambda: os.mkfifo(file), "directory": file.mkdir}
+    make.get(kind, lambda: file.write_bytes(b"\xff"))()
+    with pytest.raises(StateError, match=FAILED):
+        failures(study)
 
 
 def test_the_command_starts_and_writes_nothing(tmp_path, monkeypatch):
