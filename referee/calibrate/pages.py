@@ -86,7 +86,7 @@ def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trial
     new = {
         method: evidence.trials(dataset, method, setting, setting.clip(method), pinned=pinned_by_default(method))
         for method in setting.all_methods
-        if setting.clip(method)
+        if setting.clip(method) is not None
     }
     only_new = {method for method in new if not earlier[method].accuracies}
     apart = {method for method in PINNED if pinned_by_default(method)}

@@ -12,7 +12,7 @@ For each method on each data set:
 
 A trial is judged by validation accuracy alone, in the view that the method deploys.
 
-**With a margin** (``Trials.clip``): trials clip gradients as runs do by default, and a rate is only eligible if no
+**With a margin** (``Trials.margin``): trials clip gradients as runs do by default, and a rate is only eligible if no
 client diverged with any seed, and if the next rate up does not collapse with any seed either: a rate at the edge of
 divergence is one that another seed, or a processor that rounds otherwise, decides. Finalists have five seeds, and the
 one with the highest mean minus its standard error is chosen; of an own key, the first value listed among equals.
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from referee.calibrate.settings import GROWTH, PINNED, SETTINGS, Setting
+from referee.calibrate.settings import GROWTH, PINNED, SETTINGS, UNCLIPPED, Setting
 from referee.checkout import RESULTS
 from sepal.strategies.registry import former
 from sepal.study.record import RunRecord, read, recorded
@@ -70,7 +70,7 @@ class Trials:
     Attributes:
         accuracies: Keys → seed → validation accuracy in [0, 1].
         growth: How often the grid of an own key may grow.
-        clip: ``clip-gradient`` of the trials, which are then judged with a margin; 0 for an earlier search.
+        clip: ``clip-gradient`` of the trials, which are then judged with a margin; None for an earlier search.
         diverged: Keys → seed → trainings of clients that diverged.
     """
 
@@ -80,13 +80,18 @@ class Trials:
     accuracies: dict[Keys, dict[int, float]] = field(default_factory=dict)
     own_values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     growth: int = GROWTH
-    clip: float = 0.0
+    clip: float | None = None
     diverged: dict[Keys, dict[int, int]] = field(default_factory=dict)
+
+    @property
+    def margin(self) -> bool:
+        """Whether trials are judged with a margin."""
+        return self.clip is not None
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds of finalists."""
-        return MARGIN_SEEDS if self.clip else SEEDS
+        return MARGIN_SEEDS if self.margin else SEEDS
 
     def needed(self) -> list[RateTrial]:
         """Return the trials that are needed next; none once all is chosen. Ask again when these have ended."""
@@ -95,7 +100,7 @@ class Trials:
             return first
         finalists = self.finalists()
         missing = self._missing(finalists, self.seeds)
-        if self.clip and not missing:
+        if self.margin and not missing:
             missing = self._missing([self.above(keys) for keys in finalists], self.seeds)
         if missing:
             return missing
@@ -170,7 +175,7 @@ class Trials:
         With a margin, of the eligible ones, or of all if there are none.
         """
         grid = self.grid_keys()
-        sound = [keys for keys in grid if self.eligible(keys)] if self.clip else []
+        sound = [keys for keys in grid if self.eligible(keys)] if self.margin else []
         return self._best(sound or grid)
 
     def _best(self, grid: Sequence[Keys], count: int = FINALISTS) -> list[Keys]:
@@ -184,7 +189,7 @@ class Trials:
         where the choice makes no difference; the best of a noisy grid is often close to divergence. With a margin it is
         the highest mean minus its standard error; those with a diverged client come last.
         """
-        if self.clip:
+        if self.margin:
             return choose(grid, lambda keys: (not any(self.diverged.get(keys, {}).values()), self._assured(keys)))
         return choose(grid, lambda keys: mean_of_trials(self.accuracies[keys].values()), close=self._close)
 
@@ -198,7 +203,7 @@ class Trials:
 
     def _keys(self, rate: float) -> Keys:
         first_values = {f"{self.method}.{name}": values[0] for name, values in self.own_values.items()}
-        return _keys({"lr": rate, **({CLIP: self.clip} if self.clip else {}), **first_values})
+        return _keys({"lr": rate, **({} if self.clip is None else {CLIP: self.clip}), **first_values})
 
     def _missing(self, grid: Sequence[Keys], seeds: Sequence[int]) -> list[RateTrial]:
         return [
@@ -219,7 +224,7 @@ class Evidence:
     def __init__(self, records: Sequence[RunRecord]) -> None:
         self.records: list[RunRecord] = []
         self._results: dict[
-            tuple[str, str, float, bool], tuple[dict[Keys, dict[int, float]], dict[Keys, dict[int, int]]]
+            tuple[str, str, float | None, bool], tuple[dict[Keys, dict[int, float]], dict[Keys, dict[int, int]]]
         ] = {}
         for record in records:
             self.add(record)
@@ -229,14 +234,16 @@ class Evidence:
         """Return the stored trials."""
         return cls(read(FILE))
 
-    def trials(self, dataset: str, method: str, setting: Setting, clip: float = 0.0, *, pinned: bool = True) -> Trials:
+    def trials(
+        self, dataset: str, method: str, setting: Setting, clip: float | None = None, *, pinned: bool = True
+    ) -> Trials:
         """Return a search; trials that are added later are in it, too.
 
         Args:
             dataset: The data set.
             method: The method.
             setting: The data set's federation.
-            clip: ``clip-gradient`` of its trials, which then have a margin; 0 for an earlier search.
+            clip: ``clip-gradient`` of its trials, which then have a margin; None for an earlier search.
             pinned: Whether it is the search with the method's pinned keys; without it, the one before they were pinned.
         """
         accuracies, diverged = self._results.setdefault((dataset, method, clip, pinned), ({}, {}))
@@ -254,9 +261,10 @@ class Evidence:
         keys = _keys(
             {key: value for key, value in record.config.items() if key == CLIP or shared_keys.get(key) != value}
         )
-        keys = tuple(pair for pair in keys if pair != (CLIP, 0.0))
+        if record.method not in UNCLIPPED:  # an earlier search
+            keys = tuple(pair for pair in keys if pair != (CLIP, 0.0))
         accuracies, diverged = self._results.setdefault(
-            (record.dataset, record.method, dict(keys).get(CLIP, 0.0), pinned), ({}, {})
+            (record.dataset, record.method, dict(keys).get(CLIP), pinned), ({}, {})
         )
         accuracies.setdefault(keys, {})[record.seed] = record.held_out
         diverged.setdefault(keys, {})[record.seed] = record.diverged

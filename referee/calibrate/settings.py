@@ -22,6 +22,9 @@ PINNED: Mapping[str, Mapping[str, str]] = {
 }
 """Method → run-config keys that all its trials with a margin have."""
 
+UNCLIPPED: frozenset[str] = frozenset(_TABLE["unclipped"])
+"""Methods that refuse ``clip-gradient``."""
+
 
 class Setting(BaseModel):
     """One data set's federation.
@@ -54,9 +57,11 @@ class Setting(BaseModel):
         """The methods that are calibrated, in the registry's order if they are all."""
         return self.methods or tuple(registry.METHODS)
 
-    def clip(self, method: str) -> float:
-        """Return ``clip-gradient`` of a search with a margin; 0 for a method that is searched without."""
-        return GRADIENT_NORM if not self.margin or method in self.margin else 0.0
+    def clip(self, method: str) -> float | None:
+        """Return ``clip-gradient`` of a search with a margin; None for a method that is searched without."""
+        if self.margin and method not in self.margin:
+            return None
+        return 0.0 if method in UNCLIPPED else GRADIENT_NORM
 
     @property
     def growth(self) -> int:
@@ -66,7 +71,8 @@ class Setting(BaseModel):
     def run_keys(self, method: str) -> dict[str, int | float | str]:
         """Return the run-config keys of a method's trials."""
         longer = self.longer_keys if method in self.longer else {}
-        apart = {"evaluate.validation-apart": True} if method in _TABLE["choosing"] and self.clip(method) else {}
+        judged_apart = method in _TABLE["choosing"] and self.clip(method) is not None
+        apart = {"evaluate.validation-apart": True} if judged_apart else {}
         return {**_TABLE["everywhere"], **self.keys, **longer, **apart}
 
     def own_keys(self, method: str) -> dict[str, tuple[float, ...]]:

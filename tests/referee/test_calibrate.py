@@ -10,6 +10,7 @@ from referee.calibrate import pages
 from referee.calibrate.search import CLIP, MOST, SEEDS, Evidence, RateTrial, Trials, run_trial
 from referee.calibrate.settings import GROWTH, SETTINGS
 from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.study.record import RunRecord
 
 
@@ -152,18 +153,28 @@ def test_nothing_is_tried_below_0_or_above_a_whole():
     assert len(whole._grown(grown, "apfl.alpha")) == 2  # not 1.1
 
 
-@pytest.mark.parametrize("clip", [0.0, 10.0])
-def test_a_stored_trial_is_not_needed_again(clip):
+@pytest.mark.parametrize(("method", "clip"), [("pfedgate", None), ("pfedgate", 10.0), ("scaffold", 0.0)])
+def test_a_stored_trial_is_not_needed_again(method, clip):
     """All keys that its record has but those of the search are the setting's, or were the defaults of then."""
     evidence, setting = Evidence([]), SETTINGS["digits"]
-    first = evidence.trials("digits", "pfedgate", setting, clip)
+    first = evidence.trials("digits", method, setting, clip)
     missing_run = first.needed()[0]
     evidence.add(RunRecord(config=missing_run.config, deployed="trained", validation={"trained": 0.5}, diverged=2))
     assert missing_run not in first.needed()
     assert first.accuracies == {missing_run.keys: {missing_run.seed: 0.5}}
     assert first.diverged == {missing_run.keys: {missing_run.seed: 2}}
-    assert evidence.trials("digits", "pfedgate", setting, clip).needed() == first.needed()
-    assert not evidence.trials("digits", "pfedgate", setting, 10.0 - clip).accuracies
+    assert evidence.trials("digits", method, setting, clip).needed() == first.needed()
+    assert not evidence.trials("digits", method, setting, 10.0 if clip is None else None).accuracies
+
+
+def test_a_method_that_refuses_clipping_is_searched_with_a_margin_and_without_clipping():
+    for name, setting in SETTINGS.items():
+        clipped = [method for method in setting.all_methods if setting.clip(method)]
+        for method in setting.all_methods:
+            assemble({"dataset": name, "method": method, "clip-gradient": setting.clip(method) or 0.0})
+        assert clipped
+    assert SETTINGS["digits"].clip("scaffold") == 0.0
+    assert len(SETTINGS["digits"].all_methods) == len(registry.METHODS)
 
 
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.long), "fedpse"])
@@ -223,7 +234,7 @@ def test_a_search_that_has_begun_without_an_earlier_one_is_not_waited_for():
     evidence = Evidence([*(record for record in stored.records if record not in fedavg), begun])
     ended = list(pages._ended(evidence, "digits", setting))
     assert ended
-    assert all(trials.clip and trials.method != "fedavg" for trials in ended)
+    assert all(trials.margin and trials.method != "fedavg" for trials in ended)
 
 
 def test_a_method_without_trials_does_not_undo_the_searches_of_the_others():
@@ -231,5 +242,5 @@ def test_a_method_without_trials_does_not_undo_the_searches_of_the_others():
     stored, setting = Evidence.read(), SETTINGS["digits"]
     without = Evidence([record for record in stored.records if record.method != "fedavg"])
     ended, others = (list(pages._ended(evidence, "digits", setting)) for evidence in (stored, without))
-    assert all(trials.clip for trials in (*ended, *others))
+    assert all(trials.margin for trials in (*ended, *others))
     assert {trials.method for trials in ended} - {trials.method for trials in others} == {"fedavg"}
