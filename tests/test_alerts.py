@@ -11,6 +11,7 @@ import yaml
 
 ALERTS = Path(__file__).parents[1] / "monitoring" / "alerts.yml"
 SERVER, CLIENT = {"instance": "server:9464", "job": "sepal-server"}, {"instance": "client:9465", "job": "sepal-clients"}
+SECOND_SERVER = {**SERVER, "instance": "second:9464"}
 HOURS = "0+0x180"  # three hours, a sample a minute, all 0
 
 # Alert → the series by which it fires after three hours, and those by which it must not.
@@ -18,6 +19,13 @@ CASES = {
     "SepalRoundOverdue": (
         [("sepal_last_round_timestamp_seconds", SERVER, HOURS), ('sepal_phase{phase="training"}', SERVER, "1+0x180")],
         [("sepal_last_round_timestamp_seconds", SERVER, HOURS), ('sepal_phase{phase="closed"}', SERVER, "1+0x180")],
+    ),
+    "SepalServerGone": (
+        [("sepal_round", SERVER, "5+0x60 stale"), ("sepal_rounds", SERVER, "10+0x60 stale")],
+        [
+            *[(name, SERVER, "10+0x60 stale") for name in ("sepal_round", "sepal_rounds")],  # its run has ended
+            *[(name, SECOND_SERVER, f"{value}+0x180") for name, value in (("sepal_round", 5), ("sepal_rounds", 10))],
+        ],
     ),
     "SepalClientsMissing": (
         [('sepal_clients{state="missing"}', SERVER, "2+0x180")],
