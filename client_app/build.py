@@ -33,13 +33,12 @@ from sepal.data.federation import DealtData
 from sepal.data.growing import GrowingData
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError
+from sepal.flower.simulation import states_directory
 from sepal.names import NAME, client_name
 from sepal.protocol.types import ClientInfo, Payload, Upload
 from sepal.rng import derive_seed
 from sepal.secure.client import Vault
 from sepal.seeding import generators_seeded
-from sepal.storage.home import private_home
-from sepal.storage.regular import expanded
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.training.augment import augmentation
@@ -389,5 +388,4 @@ def open_upload_count(shared: Shared, node: Node) -> UploadCount:
 
 def state_dir(shared: Shared, node: Node) -> Path:
     """Return the directory of a deployed client's states in all runs."""
-    chosen = node.state_dir or shared.assembly.setup.config.state_dir
-    return expanded("state-dir", chosen) if chosen else private_home() / "state"
+    return states_directory(node.state_dir or shared.assembly.setup.config.state_dir)

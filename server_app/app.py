@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from sepal import user_modules
 from sepal.config.rules import check_deployed, check_real_time
 from sepal.errors import SepalError
-from sepal.flower.simulation import starts_ray, wait_for_ray
+from sepal.flower.simulation import check_shared_states, starts_ray, wait_for_ray
 from sepal.operation.figures import CERTIFICATES, METRICS, log_as_json, serve
 from sepal.operation.repeats import told_once
 from sepal.runs.places import default_base, run_path
@@ -61,6 +61,7 @@ def main(grid: Grid, context: Context) -> None:
     if starts_ray():
         check_deployed(assembly.setup.config)
         wait_for_ray()  # before the run asks whether its noise follows from the seed, and whether it holds the labels
+        check_shared_states(assembly.setup.config.state_dir)
     else:
         check_real_time(assembly.setup.config)
     directory = RunDirectory(run_path(assembly.setup.config, default_base("flower")), assembly, "flower")

@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, help="directory of the runs; by default runs/PLAN or runs/PLAN-SCALE")
     command.add_argument("--only", default="", help="one block of the plan")
     command.add_argument("--jobs", type=_count, default=1, help="runs at a time; 0: one for each core")
-    command.add_argument("--on", default="local", metavar="PLACE", help="where runs are executed: local, or slurm")
+    command.add_argument("--on", default="local", metavar="PLACE", help="where runs are executed: local, slurm or ray")
     command.add_argument("--workers", type=_count, default=0, help="worker processes of each run; 0: by the cores")
     command.add_argument("--hours", type=float, help="start no run after so many hours; by default the plan's")
     command.add_argument("--mlflow", default="", metavar="URI", help="log the runs to MLflow: a server or directory")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sepal.study.comparison import Comparison
     from sepal.study.plans.model import PlanFile, PlannedRun
 
-On = Annotated[str, typer.Option("--on", metavar="PLACE", help="Where runs are executed: local, or slurm.")]
+On = Annotated[str, typer.Option("--on", metavar="PLACE", help="Where runs are executed: local, slurm or ray.")]
 Jobs = Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core, or 100 jobs of a cluster.")]
 
 
@@ -56,7 +56,7 @@ def compare(
         from sepal.report.progress import PlanDisplay
         from sepal.report.tables import print_comparison
         from sepal.simulated_time import read_profile
-        from sepal.study.clusters.place import place_of
+        from sepal.study.clusters.place import SLURM, place_of
         from sepal.study.comparison import read_comparison
         from sepal.study.plans.plan import read_plan
         from sepal.study.plans.trials import failure, run_plan
@@ -76,7 +76,7 @@ def compare(
             plan_file, directory, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name, place=place
         )
     except KeyboardInterrupt:
-        _tell_interrupted(directory, list(plan_file.runs()) if place else [])
+        _tell_interrupted(directory, list(plan_file.runs()) if on == SLURM else [])
         raise typer.Exit(INTERRUPTED) from None
     written = []
     if len(done.failed) < len(done.runs):
@@ -152,7 +152,7 @@ def tune(
         from sepal.report.progress import PlanDisplay
         from sepal.report.tables import print_text_table
         from sepal.report.text_tables import NONE, TextTable
-        from sepal.study.clusters.place import place_of
+        from sepal.study.clusters.place import SLURM, place_of
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
         from sepal.study.plans.trials import failure
@@ -169,7 +169,7 @@ def tune(
     try:
         failed = execute(runs, directory, display, jobs=jobs, workers=workers, hours=budget, place=place)
     except KeyboardInterrupt:
-        _tell_interrupted(directory, runs if place else [])
+        _tell_interrupted(directory, runs if on == SLURM else [])
         raise typer.Exit(INTERRUPTED) from None
     trials = search.judged(directory, runs)
     measure = search.measure(directory, runs)

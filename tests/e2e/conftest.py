@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from sepal.engines.flower.credentials import ServerCredentials
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.node_registry import NodeRegistry
 from tests.e2e.attacking_client import EVIL, GUEST, HONEST
+from tests.e2e.two_node_ray import RayCluster
+from tests.e2e.two_node_ray import missing as no_ray_cluster
 from tests.e2e.two_node_slurm import Slurm, missing
 
 
@@ -45,6 +48,20 @@ def slurm():
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as directory:  # sockets have short names
         cluster = Slurm(Path(directory))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster of two nodes; skipped where there can be none."""
+    if reason := no_ray_cluster():
+        pytest.skip(f"a Ray cluster: {reason}")
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:  # sockets have short names
+        cluster = RayCluster(Path(directory), f"sepal-ray-{os.getpid()}")
         try:
             cluster.start()
             yield cluster

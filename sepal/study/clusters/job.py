@@ -15,6 +15,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 from sepal import user_modules
 from sepal.errors import ConfigError, SepalError, StateError, SupersededError, one_line
@@ -22,6 +23,7 @@ from sepal.runs.claims import newest_number, read_claim
 from sepal.runs.processors import processor
 from sepal.runs.stored_run import stored_summary
 from sepal.storage.files import check_owner, write_once
+from sepal.study.clusters.ray_task import CORES, NUMBER
 from sepal.study.clusters.records import JOBS, JobEnd, Submission, drop_end, read_submission, write_end
 
 BAD_INPUT, FAULT, SUPERSEDED = 2, 1, 75  # 75: sysexits' EX_TEMPFAIL
@@ -32,7 +34,9 @@ def main() -> None:
     """Execute the run that the file in the first argument describes."""
     begun, file = time.monotonic(), Path(sys.argv[1])
     out, name, cores = file.parents[2], file.parent.name, cores_of_job()
-    code, line, job = 0, "", os.environ.get("SLURM_JOB_ID", "")
+    code, line, job = 0, "", os.environ.get(NUMBER) or os.environ.get("SLURM_JOB_ID", "")
+    if NUMBER in os.environ:
+        Thread(target=_end_with_task, daemon=True).start()
     try:
         check_owner(out / JOBS)
         submission = read_submission(out, name)
@@ -94,6 +98,12 @@ def run(submission: Submission, out: Path, cores: int) -> None:
     execute(prepared, submission.workers or cores, job=described())
 
 
+def _end_with_task() -> None:
+    """End this process with the task of Ray that started it: then its standard input closes, to which nobody writes."""
+    sys.stdin.buffer.read()
+    os._exit(FAULT)
+
+
 def described() -> str:
     """Return this job in words: ``slurm 12, start 2``."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
@@ -102,13 +112,15 @@ def described() -> str:
 
 
 def number_in_words() -> str:
-    """Return this job without its start: ``slurm 12``."""
+    """Return this job without its start: ``slurm 12``, or ``ray 34``."""
+    if number := os.environ.get(NUMBER):
+        return f"ray {number}"
     return f"slurm {os.environ.get('SLURM_JOB_ID', '?')}"
 
 
 def cores_of_job() -> int:
     """Return the number of cores that the job has."""
-    for variable in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+    for variable in (CORES, "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         if (text := os.environ.get(variable, "")).isdecimal() and int(text):
             return int(text)
     return len(os.sched_getaffinity(0))

@@ -1,21 +1,23 @@
-"""Where a plan's runs are executed: on this machine, or as jobs of a cluster."""
+"""Where a plan's runs are executed: on this machine, or by a cluster."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from sepal.errors import ConfigError
-from sepal.study.plans.execute import Display, Place
+from sepal.study.plans.execute import Display, Place, PlanWorkers
 from sepal.study.plans.model import PlanFile
 
-LOCAL, SLURM = "local", "slurm"
+LOCAL, SLURM, RAY = "local", "slurm", "ray"
+AT_A_TIME = 100  # jobs of a cluster, queued or running, if nothing else is said
 
 
 def place_of(on: str, jobs: int, plan: PlanFile, file: str = "") -> tuple[Place | None, int]:
     """Return what makes the workers, None for processes on this machine, and the runs at a time.
 
     Args:
-        on: ``local`` or ``slurm``.
+        on: ``local``, ``slurm`` or ``ray``.
         jobs: Runs at a time; 0: one for each core of this machine, or many jobs of a cluster.
         plan: The plan, which says what its runs ask for.
         file: The plan file's name, for messages.
@@ -25,13 +27,17 @@ def place_of(on: str, jobs: int, plan: PlanFile, file: str = "") -> tuple[Place 
     """
     if on == LOCAL:
         return None, jobs
-    if on != SLURM:
-        raise ConfigError("--on", f"{LOCAL} or {SLURM}", on)
-    from sepal.study.clusters.slurm import AT_A_TIME, SlurmJobs
-
+    if on not in (SLURM, RAY):
+        raise ConfigError("--on", f"{LOCAL}, {SLURM} or {RAY}", on)
     asked = plan.asked(file)
 
-    def workers_in(out: Path, workers: int, display: Display) -> SlurmJobs:
+    def workers_in(out: Path, workers: int, display: Display) -> PlanWorkers[Any]:
+        if on == RAY:
+            from sepal.study.clusters.ray_cluster import RayTasks
+
+            return RayTasks(out, asked, plan.one_processor, workers, display)
+        from sepal.study.clusters.slurm import SlurmJobs
+
         return SlurmJobs(out, asked, plan.one_processor, workers, display)
 
     return workers_in, jobs or AT_A_TIME

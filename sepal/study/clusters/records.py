@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from sepal.errors import StateError, printable
+from sepal.server.run_store.disk import checkpoints_of
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.storage.json_record import LATEST, read_record
 from sepal.storage.regular import check_inside, read_text
@@ -103,14 +106,35 @@ def job_directory(out: Path) -> Path:
     return directory
 
 
+def watched_jobs(out: Path) -> tuple[Path, FileLock]:
+    """Return ``OUT/jobs``, and its lock, which whoever watches the jobs holds.
+
+    Raises:
+        StateError: The directory cannot be made, or another process watches its jobs.
+    """
+    directory = job_directory(out)
+    lock = FileLock(directory / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        expected = "no other `sepal compare` that watches its jobs"
+        raise StateError(str(directory), expected, "one; `--status` shows what it sees") from None
+    return directory, lock
+
+
+def newest_checkpoint(run: Path) -> int:
+    """Return the round of a run's newest checkpoint; 0 if there is none."""
+    return max((int(path.stem.removeprefix("round-")) for path in checkpoints_of(run)), default=0)
+
+
 def note_look(directory: Path) -> None:
-    """Note in ``OUT/jobs`` that Slurm has just said how all jobs are: the time is that of an empty file."""
+    """Note in ``OUT/jobs`` that the cluster has just said how all jobs are: the time is that of an empty file."""
     with suppress(OSError):  # without it, a state is only said to be an old one
         (directory / _LOOKED).touch()
 
 
 def last_look(out: Path) -> float:
-    """Return when Slurm last said how the jobs are, in seconds since 1970; 0 if that is not known."""
+    """Return when the cluster last said how the jobs are, in seconds since 1970; 0 if that is not known."""
     with suppress(OSError):
         if 0 <= (when := (out / JOBS / _LOOKED).stat().st_mtime) <= LATEST:
             return when

@@ -17,25 +17,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from sepal.errors import ConfigError, StateError, one_line
 from sepal.runs.stored_run import stored_summary
-from sepal.server.run_store.disk import checkpoints_of
 from sepal.storage.files import write_atomically
 from sepal.study.clusters.commands import QueuedJob, Slurm, SlurmError
 from sepal.study.clusters.records import (
-    LOCK,
     JobEnd,
     Submission,
     drop_end,
-    job_directory,
     last_line,
     log_file,
+    newest_checkpoint,
     note_look,
     read_end,
     read_submission,
     submission_file,
+    watched_jobs,
     write_submission,
 )
 from sepal.study.clusters.refusals import Refusals
@@ -48,7 +45,6 @@ POLL = 5.0  # seconds between questions to Slurm's controller
 # Seconds until a job is given up that Slurm no longer lists, for files that come late to this machine: above the minute
 # for which an NFS client may take a directory for what it was (acdirmax in nfs(5)).
 GRACE = 90.0
-AT_A_TIME = 100  # jobs, queued or running, if nothing else is said
 TRIES = 3  # of submissions that Slurm refuses, before they have failed
 IDLE = 1  # submissions again without a newer checkpoint
 SCRIPT = """#!/bin/sh
@@ -124,15 +120,9 @@ class SlurmJobs:
             raise ConfigError("--out", "a path without %, backslashes and control characters, for Slurm", str(out))
         self._slurm, self._out, self._resources, self._one_processor = Slurm(), out, resources, one_processor
         self._workers, self._display = workers, display
-        self._directory = job_directory(out)
+        self._directory, self._lock = watched_jobs(out)
         self._script = self._directory / "job.sh"
         write_atomically(self._script, SCRIPT.encode())
-        self._lock = FileLock(self._directory / LOCK)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            expected = "no other `sepal compare` that watches its jobs"
-            raise StateError(str(self._directory), expected, "one; `--status` shows what it sees") from None
         self._listed = self._slurm.jobs()
         self._looked, self._silent = time.monotonic(), False
         note_look(self._directory)
@@ -383,11 +373,6 @@ def verdict(state: str, reason: str, end: JobEnd | None, printed: str) -> str:
         words += f", {reason}" if reason not in ("", "None") else ""
         words += f"; it printed: {one_line(printed, 200)}" if printed else ", and printed nothing"
     return words
-
-
-def newest_checkpoint(run: Path) -> int:
-    """Return the round of a run's newest checkpoint; 0 if there is none."""
-    return max((int(path.stem.removeprefix("round-")) for path in checkpoints_of(run)), default=0)
 
 
 def cancelling(out: Path, runs: Iterable[str]) -> str:
