@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from sepal.errors import DamagedError, ProtocolError, StateError
 from sepal.secure import formats, keys
-from sepal.secure.formats import Terms, least
+from sepal.secure.formats import Terms, fewest_clients
 from sepal.secure.keys import KeyPairs, agree, decrypt, encrypt
 from sepal.secure.masks import own_mask, packed, pair_mask
 from sepal.secure.ring import MOST_FIGURE, Ring, Sum, rounded, scale
@@ -114,8 +114,9 @@ class _Session:
         return len(self.others) + 1
 
     @property
-    def least(self) -> int:
-        return least(self.clients, self.colluders)
+    def fewest(self) -> int:
+        """The fewest clients of a sum."""
+        return fewest_clients(self.clients, self.colluders)
 
 
 class SecureClient:
@@ -214,30 +215,30 @@ class SecureClient:
 
     def _share(self, session: _Session, data: bytes, scalars: Mapping[str, Any]) -> tuple[_Session, bytes]:
         """Deal shares of b and of the mask key to all of U1."""
-        others, number = formats.read_keys(SHARE_STEP, data), scalars.get("id")
+        peers, number = formats.read_keys(SHARE_STEP, data), scalars.get("id")
         weight, total = formats.check_weight(scalars.get("weight"), scalars.get("total"))
-        if not isinstance(number, int) or sorted([*others, number]) != list(range(len(others) + 1)):
+        if not isinstance(number, int) or sorted([*peers, number]) != list(range(len(peers) + 1)):
             raise ProtocolError(SHARE_STEP, "ids from 0 on, each once, with that of this client", "others")
         if weight != session.weight:  # with those of all others near 0, the sum would be this client's update
             raise ProtocolError("weight", f"{session.weight:g}, this client's own", weight)
         if scalars.get("update") != session.commitment.hex():
             raise ProtocolError("update", "this client's own commitment", "another")
-        public_keys = [key for pair in [*others.values(), session.public] for key in keys.halves(pair)]
+        public_keys = [key for pair in [*peers.values(), session.public] for key in keys.halves(pair)]
         if len(set(public_keys)) != len(public_keys):
             raise ProtocolError(SHARE_STEP, "a client under one id, with keys of its own", "keys that occur twice")
-        if len(others) + 1 < (fewest := max(formats.LEAST_CLIENTS, least(len(others) + 1, session.colluders))):
-            raise ProtocolError(SHARE_STEP, f"at least {fewest} clients", len(others) + 1)
-        scale(session.bits, len(others) + 1, session.range)  # refuses more clients than the ring holds
-        after = replace(session, id=number, total=total, others=others, b=os.urandom(SECRET))
+        if len(peers) + 1 < (fewest := max(formats.LEAST_CLIENTS, fewest_clients(len(peers) + 1, session.colluders))):
+            raise ProtocolError(SHARE_STEP, f"at least {fewest} clients", len(peers) + 1)
+        scale(session.bits, len(peers) + 1, session.range)  # refuses more clients than the ring holds
+        after = replace(session, id=number, total=total, others=peers, b=os.urandom(SECRET))
         context, ids = self._context(after), range(after.clients)
         places, needed = [i + 1 for i in ids], threshold(after.clients, after.colluders)
         dealt = [split(secret, needed, places) for secret in (after.b, after.masking)]
         shares = {i: of_b + of_key for i, of_b, of_key in zip(ids, *dealt, strict=True)}
         ciphertexts = {}
-        for other, public in others.items():
-            sender_and_recipient = packed(number, other)
+        for peer, public in peers.items():
+            sender_and_recipient = packed(number, peer)
             key = agree(after.encryption, keys.halves(public)[0], b"share", context, sender_and_recipient)
-            ciphertexts[other] = encrypt(key, shares[other], keys.info(b"share", context, sender_and_recipient))
+            ciphertexts[peer] = encrypt(key, shares[peer], keys.info(b"share", context, sender_and_recipient))
         return replace(after, shares={number: shares[number]}), formats.write_entries(ciphertexts)
 
     def _mask(self, session: _Session, data: bytes, scalars: Mapping[str, Any]) -> tuple[_Session, bytes]:
@@ -248,22 +249,22 @@ class SecureClient:
         present = sorted([*ciphertexts, number])
         self._check_enough(session, MASK_STEP, len(present))
         context, shares = self._context(session), dict(session.shares)
-        for other, ciphertext in ciphertexts.items():
-            sender_and_recipient = packed(other, number)
-            public = keys.halves(session.others[other])[0]
+        for peer, ciphertext in ciphertexts.items():
+            sender_and_recipient = packed(peer, number)
+            public = keys.halves(session.others[peer])[0]
             key = agree(session.encryption, public, b"share", context, sender_and_recipient)
             plain = decrypt(key, ciphertext, keys.info(b"share", context, sender_and_recipient))
             if plain is not None:
-                shares[other] = plain
+                shares[peer] = plain
         if len(shares) < threshold(session.clients, session.colluders):
             expected = "shares of clients that were told the same of this round"
             raise ProtocolError(MASK_STEP, expected, f"{len(present) - len(shares)} that cannot be opened")
         masked = Sum(session.ring, self._vector(session))
         masked.add(own_mask(session.b, context, number, session.commitment, session.ring.size))
-        for other in ciphertexts:
-            public = keys.halves(session.others[other])[1]
-            pair = pair_mask(session.masking, public, context, number, other, session.ring.size)
-            (masked.add if number < other else masked.subtract)(pair)
+        for peer in ciphertexts:
+            public = keys.halves(session.others[peer])[1]
+            pair = pair_mask(session.masking, public, context, number, peer, session.ring.size)
+            (masked.add if number < peer else masked.subtract)(pair)
         after = replace(session, masked_round=session.round, present=tuple(present), shares=shares)
         erased = replace(after, encryption=b"", masking=b"", b=b"", update=b"", figures=(0,) * len(session.figures))
         return erased, masked.vector()
@@ -280,8 +281,8 @@ class SecureClient:
         return replace(session, shares={}), formats.write_entries(chosen)
 
     def _check_enough(self, session: _Session, step: str, clients: int) -> None:
-        if clients < session.least:
-            raise ProtocolError(step, f"at least {session.least} of {session.clients} clients", clients)
+        if clients < session.fewest:
+            raise ProtocolError(step, f"at least {session.fewest} of {session.clients} clients", clients)
 
     def _vector(self, session: _Session) -> bytes:
         factor = 0.0

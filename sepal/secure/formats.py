@@ -55,7 +55,7 @@ class Terms:
         return hashlib.sha256(text.encode()).digest()
 
 
-def least(clients: int, colluders: int) -> int:
+def fewest_clients(clients: int, colluders: int) -> int:
     """Return how many clients of U1 must stay: max(t, c + 2)."""
     return max(threshold(clients, colluders), colluders + 2)
 

@@ -26,16 +26,16 @@ def own_mask(b: bytes, context: bytes, client: int, commitment: bytes, size: int
     return stream(derive(b, b"self", context, packed(client) + commitment), size)
 
 
-def pair_mask(private: bytes, public: bytes, context: bytes, client: int, other: int, size: int) -> bytes:
+def pair_mask(private: bytes, public: bytes, context: bytes, client: int, peer: int, size: int) -> bytes:
     """Return the mask that two clients share, of ``size`` bytes: both derive the same one.
 
     Args:
         private: The mask key of ``client``.
-        public: That of ``other``.
+        public: That of ``peer``.
         context: What the round is about.
         client: Its id.
-        other: The other's id.
+        peer: The peer's id.
         size: Bytes.
     """
-    ids = packed(min(client, other), max(client, other))
+    ids = packed(min(client, peer), max(client, peer))
     return stream(agree(private, public, b"pair", context, ids), size)

@@ -99,13 +99,13 @@ class Sum:
 
     def add(self, vector: bytes) -> None:
         """Add a vector."""
-        for part, other in zip(self._parts, self._ring.parts(vector), strict=True):
-            np.add(part, other, out=part)
+        for part, addend in zip(self._parts, self._ring.parts(vector), strict=True):
+            np.add(part, addend, out=part)
 
     def subtract(self, vector: bytes) -> None:
         """Subtract a vector."""
-        for part, other in zip(self._parts, self._ring.parts(vector), strict=True):
-            np.subtract(part, other, out=part)
+        for part, subtrahend in zip(self._parts, self._ring.parts(vector), strict=True):
+            np.subtract(part, subtrahend, out=part)
 
     def vector(self) -> bytes:
         """Return the sum."""

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from sepal.errors import ProtocolError
 from sepal.secure import formats
-from sepal.secure.formats import LEAST_CLIENTS, Terms, least
+from sepal.secure.formats import LEAST_CLIENTS, Terms, fewest_clients
 from sepal.secure.keys import KEY, PUBLIC, agree, public_of
 from sepal.secure.masks import own_mask, pair_mask
 from sepal.secure.ring import Ring, Sum
@@ -74,15 +74,17 @@ class Members:
         return Ring(self.terms.entries, self.terms.bits, self.terms.figures)
 
     @property
-    def least(self) -> int:
+    def fewest(self) -> int:
         """How many must stay."""
-        return least(len(self.members), self.terms.colluders)
+        return fewest_clients(len(self.members), self.terms.colluders)
 
     def too_few(self, clients: int) -> str:
         """Return why the round is void with so many clients left; empty if it is not."""
         if len(self.members) < LEAST_CLIENTS:
             return f"{len(self.members)} clients, at least {LEAST_CLIENTS} are needed"
-        return f"{clients} of {len(self.members)} clients left, {self.least} are needed" if clients < self.least else ""
+        if clients < self.fewest:
+            return f"{clients} of {len(self.members)} clients left, {self.fewest} are needed"
+        return ""
 
     def share_question(self, number: int) -> tuple[bytes, dict[str, int | float | str]]:
         """Return payload and scalars of the order ``share`` to a client."""
