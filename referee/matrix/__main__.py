@@ -18,8 +18,16 @@ from sepal.strategies.assembly import assemble
 PAGE = ROOT / "docs" / "models-and-methods.md"
 METHODS: Mapping[str, Mapping[str, Any]] = {  # column: method and keys with which it prunes at once
     "FedAvg": {"method": "fedavg"},
+    "SCAFFOLD": {"method": "scaffold", "clip-gradient": 0.0},
+    "Per-FedAvg": {"method": "per-fedavg"},
+    "FedALA": {"method": "fedala"},
+    "IFCA": {"method": "ifca"},
+    "FedSelect": {"method": "fedselect"},
+    "FedRTS": {"method": "fedrts"},
     "FedBN": {"method": "fedbn"},
     "MOON": {"method": "moon"},
+    "FedRoD": {"method": "fedrod"},
+    "FedProto": {"method": "fedproto"},
     "FedPSE": {"method": "fedpse"},
     "DM-PFL": {"method": "dmpfl", "dmpfl.readjust-every": 1},
     "Sub-FedAvg": {"method": "subfedavg", "subfedavg.accuracy": 0.0, "subfedavg.distance": 0.0},
@@ -35,6 +43,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {  # column: method and keys with whi
     "FIARSE": {"method": "fiarse", "capacity.profile": "0.5"},
     "SparsyFed": {"method": "sparsyfed"},
     "SpaFL": {"method": "spafl"},
+    "FedPM": {"method": "fedpm"},
 }
 KEYS = {"dataset": "own", "own.classes": models.CLASSES, "clients": 2, "rounds": 2, "local-epochs": 1, "lr": 0.1}
 KEYS |= {"batch-size": 8, "evaluate-every": 0, "optimizer": "sgd"}
@@ -63,18 +72,19 @@ def moved(strategy: Any) -> bool:
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page. Methods with the same answers for all models share a column, which has the first one's name."""
     reasons: dict[str, list[str]] = {}
-    rows = []
-    for kind in KINDS:
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for name, method in METHODS.items():
         cells = []
-        for method in METHODS.values():
+        for kind in KINDS:
             expected, _, got = outcome(kind, method).rpartition(", got ")
             if expected and got not in reasons.setdefault(expected, []):
                 reasons[expected].append(got)
             cells.append(f"no ({list(reasons).index(expected) + 1})" if expected else got or "works")
-        rows.append((kind.title, cells))
-    return render("models-and-methods.md", columns=list(METHODS), rows=rows, reasons=reasons)
+        columns.setdefault(tuple(cells), []).append(name)
+    rows = [(kind.title, cells) for kind, cells in zip(KINDS, zip(*columns, strict=True), strict=True)]
+    return render("models-and-methods.md", columns=list(columns.values()), rows=rows, reasons=reasons)
 
 
 if __name__ == "__main__":
