@@ -5,7 +5,8 @@ complete, so readers never see an incomplete entry. A lock prevents processes th
 work. If locking or writing is not possible, each process prepares its own arrays in memory. No pickle is used.
 
 By default the cache is beside the data, and so it may come with data from elsewhere: an entry is read as a file of
-somebody else's, and whoever uses it checks what it says.
+somebody else's, and whoever uses it checks what it says. Where there is no place for an entry, it is None: nothing is
+read or written then.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def key_of(kind: str, *parts: object) -> str:
     return hashlib.sha256(json.dumps([kind, *parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read(entry: Path, private: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+def read(entry: Path | None, private: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     """Return an entry's arrays (read-only memory maps) and its notes; None if it is missing or damaged.
 
     So it is if it leads out of the cache, or has a pipe or a device, which might keep this process waiting; if
     ``private``, also where somebody else has made the entry or the cache.
     """
-    if private and not (_is_own(entry.parent) and _is_own(entry)):
+    if entry is None or (private and not (_is_own(entry.parent) and _is_own(entry))):
         return None
     try:
         path = entry / "notes.json"
@@ -70,12 +71,14 @@ def _is_own(directory: Path) -> bool:
         return False
 
 
-def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any], private: bool = False) -> bool:
+def write(entry: Path | None, arrays: Arrays, notes: Mapping[str, Any], private: bool = False) -> bool:
     """Write an entry unless it exists; if ``private``, for its owner alone. Return False if that is not possible.
 
     Nor is it, if ``private``, in a cache that somebody else has made.
     """
     temporary: Path | None = None
+    if entry is None:
+        return False
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         if private and not _is_own(entry.parent):
@@ -111,8 +114,11 @@ def _put_in_place(temporary: Path, entry: Path, private: bool) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(entry: Path) -> Iterator[None]:
+def exclusive(entry: Path | None) -> Iterator[None]:
     """Hold an entry's lock. Has no effect if locking is not possible, or if the lock is a link or no file."""
+    if entry is None:
+        yield
+        return
     lock = entry.parent / f".{entry.name}.lock"
     with contextlib.ExitStack() as stack:
         if os.path.lexists(lock) and (lock.is_symlink() or not is_regular(lock)):

@@ -351,11 +351,11 @@ def _with_owners_noise(spec: DataSpec, source: Source, examples: Examples, tests
     return Examples(x, examples.y)
 
 
-def _entry(spec: DataSpec, state: str) -> Path:
+def _entry(spec: DataSpec, state: str) -> Path | None:
     settings = (spec.partition.model_dump(mode="json", exclude={"noise"}), spec.split.model_dump(mode="json"))
     folder = folder_key(spec.dataset, spec.folder)
     key = cache.key_of("parts", LAYOUT, RULES, spec.dataset, state, *settings, spec.clients, spec.data_seed, *folder)
-    return cache_entry(data_directory(spec.data_dir), key)
+    return cache_entry(data_directory(spec.data_dir), key, private=spec.dataset in FILES)
 
 
 def _table(spec: DataSpec) -> Table:
@@ -394,7 +394,7 @@ def _compute_table(spec: DataSpec) -> Table:
     return np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
 
-def _from_cache(entry: Path, spec: DataSpec) -> Table | None:
+def _from_cache(entry: Path | None, spec: DataSpec) -> Table | None:
     cached = cache.read(entry, private=spec.dataset in FILES)  # by which somebody else would choose who has what
     if cached is None or {"rows", "ends"} - set(cached[0]):
         return None

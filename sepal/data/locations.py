@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
+import secrets
 from pathlib import Path
 
-from sepal.errors import DataError
+from sepal.errors import DataError, SepalError
+from sepal.storage.files import write_once
+from sepal.storage.home import private_home
 from sepal.storage.regular import expanded, is_inside
+
+SECRET = "cache-secret"  # in the home of this user
 
 
 def data_directory(data_dir: str | Path) -> Path:
@@ -44,18 +51,34 @@ def cache_directory(data_dir: Path) -> Path:
     return expanded("SEPAL_CACHE", chosen, DataError).absolute() if chosen else home_of(data_dir) / ".sepal-cache"
 
 
-def cache_entry(data_dir: Path, key: str) -> Path:
-    """Return the directory of the entry ``key`` in the cache of data.
+def cache_entry(data_dir: Path, key: str, private: bool = False) -> Path | None:
+    """Return the directory of the entry ``key`` in the cache of data; None if there is none that could be trusted.
+
+    The cache beside the data may be from elsewhere, with entries that fit the files and hold something else. So where
+    data are a user's own, entries there have names that follow from a secret of the user's: whoever does not know it
+    cannot have made one. A digest of the files would not do, as anybody can compute it.
+
+    Args:
+        data_dir: Directory of the data, or a file in it.
+        key: The entry's key.
+        private: Whether the data are a user's own. ``SEPAL_CACHE`` is the user's choice, and needs no secret.
 
     Raises:
-        DataError: As :func:`cache_directory`; or the cache beside the data, which may be from elsewhere, is a link that
-            leads out of their directory.
+        DataError: As :func:`cache_directory`; or the cache beside the data is a link that leads out of their directory.
     """
     directory, home = cache_directory(data_dir), home_of(data_dir)
-    if not os.environ.get("SEPAL_CACHE") and os.path.islink(directory) and not is_inside(directory, home):
+    if os.environ.get("SEPAL_CACHE"):
+        return directory / key
+    if os.path.islink(directory) and not is_inside(directory, home):
         expected = f"a directory in {home}, or another one in SEPAL_CACHE"
         raise DataError(str(directory), expected, "a link that leads out of it")
-    return directory / key
+    if not private:
+        return directory / key
+    try:
+        secret = write_once(private_home() / SECRET, secrets.token_hex(32).encode())
+    except SepalError:
+        return None
+    return directory / hmac.new(secret, key.encode(), hashlib.sha256).hexdigest()
 
 
 def home_of(data_dir: Path) -> Path:

@@ -247,16 +247,16 @@ def set_aside(path: Path) -> None:
 
 
 def write_once(path: Path, data: bytes) -> bytes:
-    """Write ``data`` unless the file exists, and return its content. Of several concurrent writers, one wins.
+    """Write ``data`` unless the file exists, for this user alone, and return its content.
 
-    A symbolic link is not followed: it could make this process read or write a file that others chose.
+    Of several concurrent writers, one wins. A symbolic link is not followed: it could make this process read or write a file that others chose.
 
     Raises:
         StateError: The disk is full, the file cannot be written or read, or it is a symbolic link.
     """
     if not os.path.lexists(path):
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        write_atomically(part, data)
+        write_atomically(part, data, mode=0o600)
         try:
             os.link(part, path)
         except FileExistsError:

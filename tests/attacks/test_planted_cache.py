@@ -18,9 +18,10 @@ CLIENTS, ROWS = 3, 60
 
 
 @pytest.fixture
-def forget(monkeypatch):
+def forget(monkeypatch, tmp_path_factory):
     """A function that forgets what this process has read; there is no SEPAL_CACHE."""
     monkeypatch.delenv("SEPAL_CACHE", raising=False)
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path_factory.mktemp("home")))
 
     def clear():
         sources._remembered.cache_clear()
@@ -197,6 +198,32 @@ def test_a_cache_of_another_user_chooses_nothing_of_own_data(whose, data, forget
         assert sorted(path.name for path in (data / ".sepal-cache").iterdir() if path.is_dir()) == [
             name for name in before if not name.startswith(".")
         ]
+
+
+@pytest.mark.parametrize("array", ["rows", "y"])
+def test_a_cache_that_came_with_data_chooses_nothing_however_well_it_fits(array, data, forget, monkeypatch, tmp_path):
+    """Its maker reads the same files, of the same times, in a directory of the same name, and changes what was read."""
+    expected = read(data)
+    forget()
+    path = entry(data, array) / f"{array}.npy"
+    replaced(path, np.load(path)[::-1] if array == "rows" else (np.load(path) + 1) % 3)
+    assert read(data) != expected  # for its maker
+    forget()
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "a reader's"))
+    assert read(data) == expected
+    monkeypatch.setattr(sources, "_read", None)  # and the reader's own is used
+    forget()
+    assert read(data) == expected
+
+
+def test_without_a_home_of_ones_own_no_cache_beside_data_is_used(data, forget, monkeypatch, tmp_path):
+    expected = read(data)
+    forget()
+    before = sorted((data / ".sepal-cache").iterdir())
+    (tmp_path / "no directory").write_text("")
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "no directory"))
+    assert read(data) == expected
+    assert sorted((data / ".sepal-cache").iterdir()) == before
 
 
 @pytest.mark.parametrize("owners", [False, True])

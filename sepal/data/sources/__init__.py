@@ -149,8 +149,8 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
     """Return the source from the cache, or read and cache it."""
     reader = _reader(name)
     keys = folder_key(name, folder)
-    entry = cache_entry(directory, cache.key_of("source", LAYOUT, name, str(directory), state, *keys))
     own = name in FILES
+    entry = cache_entry(directory, cache.key_of("source", LAYOUT, name, str(directory), state, *keys), own)
     cached = _from_cache(entry, own)
     if cached is not None:
         return cached
@@ -158,7 +158,7 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
         cached = _from_cache(entry, own)
         if cached is not None:
             return cached
-        mixed = entry.with_name(f"{entry.name}-mixed")
+        mixed = entry and entry.with_name(f"{entry.name}-mixed")
         _raise_mixed(mixed)
         try:
             source = _checked(name, _read(reader, name, directory, folder))
@@ -174,7 +174,7 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
     return (_from_cache(entry, own) if written else None) or source
 
 
-def _raise_mixed(entry: Path) -> None:
+def _raise_mixed(entry: Path | None) -> None:
     """Raise the error that was found when these files were last read.
 
     Raises:
@@ -203,7 +203,7 @@ def _checked(name: str, source: Source) -> Source:
     return source
 
 
-def _from_cache(entry: Path, own: bool) -> Source | None:
+def _from_cache(entry: Path | None, own: bool) -> Source | None:
     cached = cache.read(entry, own)
     if cached is None:
         return None
