@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from sepal.errors import DataError, SepalError
@@ -84,6 +85,29 @@ def cache_entry(data_dir: Path, key: str, private: bool = False) -> Path | None:
 def home_of(data_dir: Path) -> Path:
     """Return the directory of data, which ``data-dir`` names itself or by a file in it."""
     return data_dir.parent if os.path.isfile(data_dir) else data_dir  # pathlib raises errors for odd names
+
+
+def check_links(directory: Path, paths: Iterable[Path], within: Path | None = None) -> None:
+    """Refuse files of a data set that a link takes from elsewhere, such as a private file of the reader's.
+
+    The directory itself may be a link: whoever names it chooses it.
+
+    Args:
+        directory: The data set.
+        paths: Its files and directories, each below ``directory`` by name.
+        within: Where links may lead; None: ``directory``.
+
+    Raises:
+        DataError: One is a link that leads out of ``within``, or lies in a directory that is.
+    """
+    within, below = within or directory, dict.fromkeys(paths)
+    for path in list(below):
+        while path != directory and (path := path.parent) not in below:
+            below[path] = None
+    for path in below:
+        if path != directory and os.path.islink(path) and not is_inside(path, within):
+            expected = f"a file or directory in {within} (copy what it leads to)"
+            raise DataError(str(path), expected, "a link that leads out of it")
 
 
 def downloads_allowed() -> bool:

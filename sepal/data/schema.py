@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sepal.config import FolderReading, FolderSettings
 from sepal.config.data import split_names
-from sepal.data.locations import home_of
+from sepal.data.locations import check_links, home_of
 from sepal.errors import ConfigError, DataError, one_line
 from sepal.storage.regular import check_regular, expanded
 from sepal.storage.toml_text import parse_toml
@@ -168,7 +168,7 @@ def reading(keys: FolderSettings, directory: Path) -> FolderReading:
     """Return the keys ``folder.*`` with what the schema says, of the file that they name or that is beside the data.
 
     Raises:
-        DataError: The schema cannot be read.
+        DataError: The schema cannot be read, or is a link out of the data's directory, which no key names.
         ConfigError: A key and the schema say different things.
     """
     if isinstance(keys, FolderReading) and keys.schema_text:
@@ -177,6 +177,8 @@ def reading(keys: FolderSettings, directory: Path) -> FolderReading:
     path = expanded("folder.schema", keys.schema_) if keys.schema_ else home_of(directory) / FILE
     if not keys.schema_ and not os.path.isfile(path):  # pathlib raises errors for odd names
         return plain
+    if not keys.schema_:
+        check_links(home_of(directory), [path])
     schema = read_schema(path)
     for key, value, schema_value in (
         ("folder.label", keys.label, schema.label),

@@ -11,17 +11,22 @@ import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import EpsImagePlugin, Image
 from pyarrow import parquet
 
-from sepal.config import HubReading, HubSettings
+from sepal.config import HubReading, HubSettings, parse
 from sepal.data import load
+from sepal.data.federation import federated_data
+from sepal.data.schema import TableSchema, written
 from sepal.data.sources import hub, images
 from sepal.data.sources.images import MOST_PIXELS, ImageFormat, read_example
+from sepal.data.sources.inputs import read_inputs
 from sepal.data.sources.table import MOST_COLUMNS, read_table
 from sepal.errors import DataError
+from sepal.strategies.registry import Hypers
 from tests.test_imports import PACKAGES, ROOT
 
 CELL = pa.struct({"bytes": pa.binary(), "path": pa.string()})
@@ -278,3 +283,106 @@ LINES = ["import PIL", "from PIL import Image", "def f():\n    import datasets.l
 @pytest.mark.parametrize("line", LINES)
 def test_a_decoder_would_be_noticed(line):
     assert list(decoders(line))
+
+
+def images_below(directory, suffix=".png"):
+    """Directories of two classes with four images each."""
+    for name in (f"{label}/{number}{suffix}" for label in "ab" for number in range(4)):
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.zeros((8, 8), np.uint8)) if suffix == ".npy" else path.write_bytes(encoded("PNG"))
+    return directory
+
+
+def table_at(path):
+    path.write_text("a,label\n" + "".join(f"{row},{row % 2}\n" for row in range(20)))
+    return path
+
+
+def arrays_at(path):
+    np.savez(path, x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2)
+    return path
+
+
+def taken_from(directory, private):
+    """Move a file or directory to a private place, and put a link to it where it was."""
+    private.parent.mkdir()
+    directory.rename(private)
+    directory.symlink_to(private)
+
+
+# What becomes a link, in data that are complete without one.
+LINKED = {
+    "a table": lambda home: table_at(home / "t.csv"),
+    "arrays": lambda home: arrays_at(home / "t.npz"),
+    "an image": lambda home: images_below(home) / "a" / "0.png",
+    "an array": lambda home: images_below(home, ".npy") / "a" / "0.npy",
+    "a class": lambda home: images_below(home) / "b",
+    "a class of a part": lambda home: (images_below(home / "train"), images_below(home / "test") / "b")[1],
+    "a part": lambda home: (images_below(home / "test"), images_below(home / "train"))[1],
+    "an owner": lambda home: (images_below(home / "x"), images_below(home / "y"))[1],
+    "a class of an owner": lambda home: (images_below(home / "x"), images_below(home / "y") / "a")[1],
+    "a schema": lambda home: (table_at(home / "t.csv"), written_at(home / "schema.toml"))[1],
+    "a Parquet file": lambda home: parquet_at(home / "train-0.parquet"),
+    "a Parquet file of a part": lambda home: parquet_at(home / "train" / "0.parquet"),
+    "a saved file": lambda home: cells_saved_to_disk(home, PIXELS) / "train" / "a.arrow",
+    "a list of parts": lambda home: cells_saved_to_disk(home, PIXELS) / "dataset_dict.json",
+}
+PIXELS = [{"bytes": encoded("PNG"), "path": None}] * 20
+
+
+def written_at(path):
+    path.write_text(written(TableSchema(label="label")))
+    return path
+
+
+def parquet_at(path):
+    path.parent.mkdir(exist_ok=True)
+    parquet.write_table(pa.table({"a": list(range(20)), "label": [row % 2 for row in range(20)]}), path)
+    return path
+
+
+def read_by_a_run(home):
+    is_hub = bool(list(home.rglob("*.parquet")) or list(home.rglob("*.arrow")))
+    config, _ = parse({"dataset": "hf" if is_hub else "folder", "data-dir": str(home), "hf.test": "", "clients": 2}, Hypers())
+    return federated_data(config).info
+
+
+@pytest.mark.parametrize("what", LINKED)
+def test_no_link_in_a_data_set_takes_a_file_of_the_readers_into_it(what, tmp_path):
+    home = tmp_path / "data"
+    home.mkdir()
+    path = LINKED[what](home)
+    expected = read_by_a_run(home)
+    taken_from(path, tmp_path / "private" / path.name)
+    with pytest.raises(DataError, match=r"expected a file or directory in .*data .*, got a link that leads out of it"):
+        read_by_a_run(home)
+    path.unlink()
+    path.parent.joinpath(".beside").mkdir()
+    (tmp_path / "private" / path.name).rename(path.parent / ".beside" / path.name)
+    path.symlink_to(path.parent / ".beside" / path.name)  # a link in the data set to what it has itself
+    assert read_by_a_run(home) == expected
+    outside = tmp_path / "a name for it"
+    outside.symlink_to(home)  # the reader's own choice
+    read_by_a_run(outside)
+
+
+@pytest.mark.parametrize("what", ["a table", "arrays", "an image", "an array"])
+def test_no_link_in_a_directory_takes_a_file_of_the_readers_to_a_model(what, tmp_path):
+    home = tmp_path / "data"
+    home.mkdir()
+    path = LINKED[what](home)
+    read_inputs(home, ("a", "b"))
+    taken_from(path, tmp_path / "private" / path.name)
+    with pytest.raises(DataError, match="a link that leads out of it"):
+        read_inputs(home, ("a", "b"))
+
+
+def test_a_snapshot_of_the_hubs_client_is_read_though_its_files_are_links(tmp_path):
+    snapshot, blobs = tmp_path / "datasets--a--b" / "snapshots" / "0123", tmp_path / "datasets--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    path = parquet_at(snapshot / "train-0.parquet")
+    path.rename(blobs / "feed")
+    path.symlink_to("../../blobs/feed")
+    assert read_by_a_run(snapshot).classes == 2

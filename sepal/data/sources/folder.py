@@ -39,7 +39,7 @@ from sepal.config.data import split_names
 from sepal.data.catalogue import default_model
 from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
-from sepal.data.locations import home_of
+from sepal.data.locations import check_links, home_of
 from sepal.data.schema import FILE, TableSchema, classes_of, reading, schema_of
 from sepal.data.sources.doubts import repeated, repeated_images, stand_ins
 from sepal.data.sources.images import (
@@ -86,7 +86,16 @@ def files(directory: Path) -> list[Path] | None:
     """Return the files to read; None if the directory is missing or has none of the formats.
 
     In place of a directory, it may be its .npz or .csv file.
+
+    Raises:
+        DataError: One of them is a link that leads out of the directory.
     """
+    data_files = _files(directory)
+    check_links(home_of(directory), [path for path in data_files or () if path != directory])
+    return data_files
+
+
+def _files(directory: Path) -> list[Path] | None:
     schema = [path for path in (home_of(directory) / FILE,) if path.is_file()]
     if directory.is_file() and directory.suffix in TABLES:
         return [directory, *schema]

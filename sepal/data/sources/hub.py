@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
-from sepal.data.locations import data_directory, downloads_allowed, reachable
+from sepal.data.locations import check_links, data_directory, downloads_allowed, reachable
 from sepal.data.schema import Column, TableSchema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
@@ -43,6 +43,7 @@ from sepal.tasks.learning import CLASSIFICATION
 from sepal.tasks.numbers import check_whole
 
 CONVERTED = "refs/convert/parquet"  # the hub's copy of a data set: CONFIGURATION/PART/0000.parquet
+SNAPSHOTS = "snapshots"  # where the hub's client has links to files that are beside it
 INCOMPLETE = "partial-"  # begins a part's name where the hub converted its first rows only
 # The part that a file belongs to by a word of its path.
 PART_NAMES = {"train": "train", **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"), "test": "test"}
@@ -134,11 +135,18 @@ def _fetched(name: str, directory: Path) -> Path:
 
 
 def files(directory: Path) -> list[Path] | None:
-    """Return the files to read; None if there is no local copy."""
+    """Return the files to read; None if there is no local copy.
+
+    Raises:
+        DataError: One of them is a link that leads out of the directory; or, of a snapshot as the hub's client keeps it,
+            out of what it keeps of that data set.
+    """
     lists = [path for path in (directory / PARTS, directory / PART) if path.is_file()]
     with reading(str(directory), "a directory that can be looked through"):  # what is in it may go meanwhile
         saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
         tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
+    kept = directory.absolute().parents[1] if directory.absolute().parent.name == SNAPSHOTS else directory
+    check_links(directory, [*lists, *tables], within=kept)
     return [*lists, *tables] if tables else None
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sepal.config.data import split_names
 from sepal.data.examples import PIXELS
+from sepal.data.locations import check_links
 from sepal.data.schema import TableSchema
 from sepal.data.sources.images import AS_IS, EXAMPLES, ImageFormat, check_alike, left_out, read_example
 from sepal.data.sources.reading import Unpacked, load_arrays
@@ -56,10 +57,12 @@ def read_inputs(
         fill: Whether the model takes missing numbers of a table, NaN.
 
     Raises:
-        DataError: No example can be read, their shapes differ, or a column or a cell is missing.
+        DataError: No example can be read, their shapes differ, a column or a cell is missing, or a directory has a link
+            that leads out of it.
     """
     for suffix in (".npz", ".csv"):  # a directory that a run reads
         if path.is_dir() and len(matches := list(path.glob(f"*{suffix}"))) == 1:
+            check_links(path, matches)
             path = matches[0]
     if path.suffix == ".npz":
         return _read_npz(path, numbers)
@@ -71,6 +74,7 @@ def read_inputs(
         notes = (*table.notes, *((ignored,) if table.ignored else ()))
         return Inputs(numbered(table.x), table.x, table.y, notes)
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
+    check_links(path, files)
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
     pairs, bad = _read_all(files, image_format or AS_IS)
