@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pyarrow import parquet
 
 from sepal.config import HubReading, HubSettings
 from sepal.data.schema import Column, TableSchema, read_schema, written
-from sepal.data.sources import femnist, folder, hub, reading
+from sepal.data.sources import femnist, folder, from_hub, hub, imdb, reading
 from sepal.data.sources import images as images_module
 from sepal.data.sources.idx import read_idx
 from sepal.data.sources.inputs import read_inputs
@@ -213,3 +214,29 @@ def test_a_column_whose_cells_take_no_memory_of_their_own_is_refused_by_name(kin
 def test_many_cells_of_nothing_are_refused(tmp_path):
     with pytest.raises(DataError, match="once it is unpacked"):
         hub.read(saved(tmp_path, pa.table({"a": pa.nulls(MANY), "y": pa.nulls(MANY)})), NUMBERS)
+
+
+@pytest.mark.parametrize("name", ["ag-news", "imdb"])
+def test_texts_of_very_many_words_take_the_memory_of_one_text(name, tmp_path):
+    """As objects, words take twenty times their letters, and a Parquet file of 2 kB may hold 2 GB of them."""
+    text, copies = "ab cd ef gh " * 5_000, 12
+    if name == "ag-news":
+        copy = tmp_path / "hf" / "fancyzhx%2Fag_news"
+        copy.mkdir(parents=True)
+        for part, rows in (("train", copies), ("test", 2)):
+            labels = [row % 4 for row in range(rows)]
+            parquet.write_table(pa.table({"text": [text] * rows, "label": labels}), copy / f"{part}-0.parquet")
+    else:
+        for folder in ("train/neg", "train/pos", "test/neg", "test/pos"):
+            directory = tmp_path / "aclImdb" / folder
+            directory.mkdir(parents=True)
+            for number in range(copies):
+                (directory / f"{number}_1.txt").write_text(text)
+    read = {"ag-news": from_hub.AG_NEWS.read, "imdb": imdb.read}[name]
+    read(tmp_path)  # imports
+    tracemalloc.start()
+    try:
+        assert int(read(tmp_path).x.max()) == 5
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # words as objects: 14 MB or more
+    finally:
+        tracemalloc.stop()

@@ -23,6 +23,7 @@ role, and 79 windows before them are in no part (:func:`sepal.data.splitting.end
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ from sepal.data.locations import downloads_allowed
 from sepal.data.sources import hub
 from sepal.data.sources.images import ImageFormat, from_cell
 from sepal.data.sources.reading import Unpacked, reading
-from sepal.data.sources.words import encode, tokenize, vocabulary
+from sepal.data.sources.words import encode, first_words, vocabulary
 from sepal.errors import DataError
 
 log = logging.getLogger("sepal")
@@ -103,17 +104,18 @@ def _labels(key: str, part: Any, classes: int) -> Labels:
 
 def _ag_news(key: str, parts: dict[str, Any]) -> Source:
     """Return int16 tokens (n, 128), training rows first."""
-    info, texts, labels = CATALOGUE["ag-news"], [], []
-    for part in (_part(key, parts, "train"), _part(key, parts, "test")):
+    info, texts, labels, counts = CATALOGUE["ag-news"], [], [], Counter[str]()
+    for name in ("train", "test"):
+        part = _part(key, parts, name)
         declared = part.labels.get("label", info.class_names)
         if tuple(declared) != info.class_names:
             raise DataError(f"{key}, column label", f"classes {', '.join(info.class_names)}", ", ".join(declared))
         cells = part.cells("text")
         if odd := [row for row, cell in enumerate(cells) if not isinstance(cell, str)]:
             raise DataError(f"{key}, row {odd[0]}, column text", "a text", "none")
-        texts.append([tokenize(cell) for cell in cells])
+        texts.append(first_words(cells, AG_NEWS_LENGTH, counts if name == "train" else None))
         labels.append(_labels(key, part, info.classes))
-    numbers = vocabulary(texts[0], AG_NEWS_VOCABULARY)
+    numbers = vocabulary(counts, AG_NEWS_VOCABULARY)
     x = np.stack([encode(words, numbers, AG_NEWS_LENGTH) for part in texts for words in part])
     return Source(info, x, np.concatenate(labels), len(texts[0]))
 

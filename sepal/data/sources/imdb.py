@@ -5,6 +5,7 @@ A review keeps its first 256 tokens; shorter ones are padded at the end. Labels:
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from sepal.data.catalogue import CATALOGUE, IMDB_LENGTH, IMDB_VOCABULARY
 from sepal.data.examples import Source
 from sepal.data.sources.reading import reading
-from sepal.data.sources.words import encode, tokenize, vocabulary
+from sepal.data.sources.words import encode, first_words, vocabulary
 from sepal.errors import DataError
 from sepal.storage.regular import check_regular
 
@@ -35,8 +36,12 @@ def read(directory: Path) -> Source:
     if folders is None:
         where = f"aclImdb/{{train,test}}/{{pos,neg}}/*.txt in {directory}"
         raise DataError("data-dir", where, "not all of them (unpack ai.stanford.edu/~amaas/data/sentiment there)")
-    texts = [[_words(path) for path in _reviews(folder)] for folder in folders]
-    numbers = vocabulary([words for part in texts[:2] for words in part], IMDB_VOCABULARY)
+    counts = Counter[str]()
+    texts = [
+        first_words(map(_review, _reviews(folder)), IMDB_LENGTH, counts if number < 2 else None)
+        for number, folder in enumerate(folders)
+    ]
+    numbers = vocabulary(counts, IMDB_VOCABULARY)
     x = np.stack([encode(words, numbers, IMDB_LENGTH) for part in texts for words in part])
     y = np.repeat(np.array([0, 1, 0, 1], dtype=np.int64), [len(part) for part in texts])
     return Source(CATALOGUE["imdb"], x, y, len(texts[0]) + len(texts[1]))
@@ -49,7 +54,7 @@ def _reviews(folder: Path) -> list[Path]:
     return paths
 
 
-def _words(path: Path) -> list[str]:
+def _review(path: Path) -> str:
     with reading(str(path), "a readable review"):
         check_regular(path)
-        return tokenize(path.read_text(encoding="utf-8", errors="replace"))
+        return path.read_text(encoding="utf-8", errors="replace")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +20,34 @@ _WORD = re.compile(r"[a-z0-9']+")
 _BREAK = re.compile(r"<br\s*/?>")
 
 
-def tokenize(text: str) -> list[str]:
-    """Return the words of a text, in lower case, without HTML line breaks."""
-    return _WORD.findall(_BREAK.sub(" ", text.lower()))
+def tokenize(text: str) -> Iterator[str]:
+    """Yield the words of a text, in lower case, without HTML line breaks."""
+    return (match.group() for match in _WORD.finditer(_BREAK.sub(" ", text.lower())))
 
 
-def vocabulary(texts: Iterable[list[str]], size: int) -> dict[str, int]:
+def first_words(texts: Iterable[str], length: int, counts: Counter[str] | None = None) -> list[list[str]]:
+    """Return the first ``length`` words of each text.
+
+    Only these stay in memory: as objects, words take twenty times their letters, and a small file may hold very many.
+
+    Args:
+        texts: The texts.
+        length: Words that are kept of each.
+        counts: To which all words are added, also those that are not kept.
+    """
+    kept = []
+    for text in texts:
+        words = tokenize(text)
+        first = list(islice(words, length))
+        if counts is not None:
+            counts.update(first)
+            counts.update(words)
+        kept.append(first)
+    return kept
+
+
+def vocabulary(counts: Counter[str], size: int) -> dict[str, int]:
     """Return the token of each of the most frequent words, from 2; ``size`` includes the two special tokens."""
-    counts: Counter[str] = Counter()
-    for words in texts:
-        counts.update(words)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return {word: number for number, (word, _) in enumerate(ordered[: size - SPECIALS], start=SPECIALS)}
 

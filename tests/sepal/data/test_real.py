@@ -78,4 +78,4 @@ def test_imdb(real_data):
     assert np.bincount(source.y).tolist() == [25_000, 25_000]
     assert (source.x.min(), source.x.max()) == (0, 9999)
     review = next((real_data / "aclImdb" / "train" / "neg").glob("0_*.txt")).read_text(encoding="utf-8")
-    assert (source.x[0] > 0).sum() == min(256, len(tokenize(review)))
+    assert (source.x[0] > 0).sum() == min(256, len(list(tokenize(review))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from sepal.config import PartitionSettings
 from sepal.data import DataSpec, client_data, load
 from sepal.data.sources.har import CHANNELS
-from sepal.data.sources.words import encode, tokenize, vocabulary
+from sepal.data.sources.words import encode, first_words, tokenize, vocabulary
 from sepal.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -176,12 +177,17 @@ def test_har_channels_of_different_lengths(tmp_path):
 
 
 def test_imdb_tokenizer_by_hand():
-    assert tokenize("It's GREAT,<br /><br />great fun: 10/10!") == ["it's", "great", "great", "fun", "10", "10"]
-    numbers = vocabulary([["b", "a", "b"], ["a", "c", "b"]], size=4)
+    words = ["it's", "great", "great", "fun", "10", "10"]
+    assert list(tokenize("It's GREAT,<br /><br />great fun: 10/10!")) == words
+    counts = Counter()
+    assert first_words(["b a b", "a c b"], 2, counts) == [["b", "a"], ["a", "c"]]
+    assert counts == {"b": 3, "a": 2, "c": 1}  # also of words that are not kept
+    assert first_words(["b a b"], 2) == [["b", "a"]]
+    numbers = vocabulary(counts, size=4)
     assert numbers == {"b": 2, "a": 3}  # c is beyond the four
     assert encode(["a", "c", "b"], numbers, 5).tolist() == [3, 1, 2, 0, 0]
     assert encode(["a", "b", "a"], numbers, 2).tolist() == [3, 2]
-    assert vocabulary([["y", "x"]], size=9) == {"x": 2, "y": 3}  # ties in alphabetical order
+    assert vocabulary(Counter("yx"), size=9) == {"x": 2, "y": 3}  # ties in alphabetical order
 
 
 def test_imdb_miniature(tmp_path):
