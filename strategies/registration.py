@@ -95,14 +95,19 @@ class Registered(Method):
                 must have the same values; a difference raises an error before the first round.
 
         Raises:
-            SepalError: A key, the data set or the model is invalid.
+            SepalError: A key, the data set or the model is invalid; or simulated time would decide in a deployment, in
+                which clients say themselves what they have computed.
         """
+        from sepal.config.rules import check_real_time
+        from sepal.flower.simulation import starts_ray
         from sepal.server.strategy import SepalStrategy
         from sepal.strategies.assembly import assemble
 
         method_keys = {f"{self.name}.{kebab(key)}": value for key, value in keys.items()}
         sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(method_keys, keys, strict=True)}
         assembly = assemble({**(run_config or {}), **method_keys}, self, sources)
+        if not starts_ray():
+            check_real_time(assembly.setup.config)
         return SepalStrategy(assembly.method, assembly.setup, store, observers, agreed=assembly.agreed)
 
 

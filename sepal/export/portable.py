@@ -25,9 +25,8 @@ from torch import nn
 
 from sepal import models
 from sepal.config.elsewhere import check_code
-from sepal.data.schema import parsed
 from sepal.errors import ModelError, StateError, one_line
-from sepal.export.preparing import prepared, read
+from sepal.export.preparing import prepared, read, schema_of
 from sepal.method.interface import resolve
 from sepal.modules import bring_back, floating, frozen_tensors, set_frozen, tied_names
 from sepal.storage.regular import check_regular
@@ -263,7 +262,7 @@ def _check_types(origin: Origin) -> None:
     numbers = len(origin.target_mean), len(origin.target_spread)
     if numbers != (0, 0) and (origin.task != "regression" or numbers != (origin.classes, origin.classes)):
         raise ValueError(f"origin.target_mean and origin.target_spread without a regression's {origin.classes} numbers")
-    if origin.schema and parsed(origin.schema).inputs != origin.columns:
+    if schema_of(origin).inputs != origin.columns:  # or a ValueError, such as of a column that is there twice
         raise ValueError("origin.schema of other columns than origin.columns")
     if origin.fill and not origin.offset:
         raise ValueError("origin.fill without means")

@@ -19,6 +19,7 @@ from sepal.protocol.messages import Enclosed
 from sepal.storage.serialize import SPARING
 
 PURPOSES = ("training", "evaluation", "closing")
+DIRECTIONS = ("down", "up")
 
 
 @dataclass(frozen=True)

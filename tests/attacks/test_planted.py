@@ -168,6 +168,14 @@ def test_a_model_file_without_mean_or_spread_is_refused_in_one_line(keys, tmp_pa
         load(tmp_path / "m.safetensors")
 
 
+@pytest.mark.parametrize("columns", [("a", "a"), ("", ""), ("\x1b",) * 5])
+def test_a_model_file_with_a_column_twice_is_refused_in_one_line(columns, tmp_path):
+    save(tmp_path / "m.safetensors", origin(columns=columns), [WEIGHTS])
+    with pytest.raises(StateError, match="expected a model that `sepal export` wrote") as refusal:
+        load(tmp_path / "m.safetensors")
+    assert str(refusal.value).isprintable()
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 
 from sepal.client_app.clipped_uploads import ClippedUploads
 from sepal.config import PrivacySettings
-from sepal.errors import ConfigError, DivergedError, RosterError
+from sepal.errors import ConfigError, DivergedError, RosterError, StateError
 from sepal.protocol.messages import WITHIN_CLIP, read_reply, write_error, write_reply
 from sepal.protocol.types import Payload
 from sepal.server.accounting import without_amplification
@@ -18,6 +21,7 @@ from sepal.server.released_mean import RELEASED
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
 from sepal.server.run_store.disk import evict
 from sepal.server.strategy import SepalStrategy
+from sepal.storage.files import read_tensors, write_tensors
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.study.method_checks.cases import RoundLog
 from sepal.wire.tensors import whole
@@ -359,6 +363,77 @@ def test_a_planted_noised_mean_is_one_error_of_ours(tmp_path):
         store.keep_part(2, RELEASED, odd)
         with pytest.raises(RosterError, match="goes on from an older copy"):
             run(world, store)
+
+
+ODD_NUMBERS = {
+    "a clip below 0": lambda record: {**record, "clip": -1.0},
+    "a clip that is no number": lambda record: {**record, "clip": math.nan},
+    "releases below 0": lambda record: {**record, "releases": -1},
+    "very many releases": lambda record: {**record, "releases": 10**400},
+    "a capacity below 0": lambda record: with_client(record, capacity=-1.0),
+    "a capacity that is no number": lambda record: with_client(record, capacity=math.nan),
+    "a huge capacity": lambda record: with_client(record, capacity=1e308),
+    "examples below 0": lambda record: with_client(record, examples=-1),
+    "an odd purpose": lambda record: {**record, "ledger": [{**record["ledger"][0], "purpose": "\x1b"}]},
+    "an odd direction": lambda record: {**record, "ledger": [{**record["ledger"][0], "direction": "__class__"}]},
+}
+
+
+def with_client(record, **facts):
+    """The record, in which the first client that replied says something else."""
+    replies = record["replies"]
+    name = min(replies)
+    return {**record, "replies": {**replies, name: {**replies[name], "client": {**replies[name]["client"], **facts}}}}
+
+
+@pytest.mark.parametrize("what", ODD_NUMBERS)
+def test_a_planted_record_with_odd_numbers_is_one_error_of_ours(what, tmp_path):
+    """Its digest fits, and a server goes on from it: they were tracebacks, or a clip of nothing."""
+    world, DyingStore.dies_at = federation(tmp_path / "w", checkpoint_every=10), 3
+    with pytest.raises(Killed):
+        run(world, DyingStore(tmp_path / "store", ServerState))
+    path = tmp_path / "store" / "records" / "000002"
+    stored = json.loads(path.read_text().partition("\n")[2])
+    text = json.dumps({**stored, "record": ODD_NUMBERS[what](stored["record"])})
+    path.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+    with pytest.raises(StateError, match="000002: expected the record of round 2 as a run writes it"):
+        run(world, DiskRunStore(tmp_path / "store", ServerState))
+
+
+@pytest.mark.parametrize("clip", [-1.0, math.inf, math.nan])
+def test_a_planted_checkpoint_has_no_clip_that_is_none(clip, tmp_path):
+    world = federation(tmp_path / "w", rounds=1)
+    run(world, DiskRunStore(tmp_path / "store", ServerState))
+    for path in (tmp_path / "store").glob("round-*.safetensors"):
+        arrays, text = read_tensors(path)
+        write_tensors(path, arrays, json.dumps({**json.loads(text), "clip": clip}))
+    with pytest.raises(StateError, match="expected a checkpoint as a run writes it"):
+        run(world, DiskRunStore(tmp_path / "store", ServerState))
+
+
+@pytest.mark.parametrize(("quantile", "liars", "bit"), [(0.5, 3, 0.0), (0.9, 1, 0.0), (0.1, 1, 1.0)])
+def test_as_many_bits_as_the_quantile_leaves_drive_the_clip_without_an_end(quantile, liars, bit):
+    """Not defended: 1 - γ of a round's clients raise C, and so the noise, in each round, and γ of them lower it."""
+
+    class Lying(ClippedUploads):
+        def clipped(self, *arguments):
+            upload, _ = super().clipped(*arguments)
+            return upload, bool(bit)
+
+    def driven(rounds, lie):
+        world = federation(rounds=rounds, privacy={"quantile": quantile, "noise": 0.05})
+        host = world.host
+        liars_clips = Lying(world.setup.weights, tells=True)
+        names = [f"client-{number}" for number in range(liars)] if lie else []
+        world.host = lambda name: replace(host(name), clips=liars_clips) if name in names else host(name)
+        return run(world)[0].progress.clip
+
+    honest, early, late = driven(25, lie=False), driven(25, lie=True), driven(50, lie=True)
+    assert (early > honest and late > 1.2 * early) if bit == 0 else (early < honest and late < early / 1.2), (
+        honest,
+        early,
+        late,
+    )
 
 
 def test_a_round_whose_clients_were_all_evicted_is_noise_alone(tmp_path):

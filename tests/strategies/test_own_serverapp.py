@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from sepal.config.agreement import disagreement, inert_values
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError, RosterError
+from sepal.flower.simulation import SIMULATION
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -100,6 +102,16 @@ def test_between_two_protocols_a_key_may_be_missing_where_its_value_changes_noth
 def test_an_unknown_key_of_the_method_is_refused():
     with pytest.raises(ConfigError, match=r"fedpse\.kep: expected a known key"):
         FedPSE.durable(FLAT, kep=0.2)
+
+
+def test_simulated_time_decides_nothing_where_clients_say_themselves_what_they_computed(monkeypatch):
+    """A client could claim no work at all and be the first of each round, or none, which would end the run for all."""
+    keys = {**FLAT, "devices": "phones", "deadline": 60.0}
+    with pytest.raises(ConfigError, match="devices: expected nothing in a deployment with oversample or deadline"):
+        FedAvg.durable(keys)
+    FedAvg.durable({**FLAT, "deadline": 60.0})
+    monkeypatch.setitem(sys.modules, SIMULATION, None)
+    FedAvg.durable(keys)
 
 
 def test_other_initial_arrays_are_refused(tmp_path):

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ import numpy as np
 from sepal.errors import DamagedError, RosterError, StateError, suggest
 from sepal.names import NAME
 from sepal.protocol.messages import Content
+from sepal.protocol.types import ClientInfo
+from sepal.server.ledger import DIRECTIONS, PURPOSES
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.storage.files import (
     append_durably,
@@ -164,11 +167,14 @@ class DiskRunStore:
             if self._is_another(stored["run"]) or stored["record"]["round"] != round:
                 got = f"that of round {stored['record']['round']} of run {stored['run']}"
                 raise DamagedError(str(path), f"the record of round {round} of run {self._run}", got)
-            return restore(RoundRecord, {}, stored["record"])
+            record = restore(RoundRecord, {}, stored["record"])
         except FileNotFoundError:
             raise DamagedError(str(path), f"the record of round {round}", "none") from None
         except (ValueError, OSError, TypeError, KeyError) as reason:
             raise DamagedError(str(path), f"the record of round {round}", str(reason)) from None
+        if not _may_be_ours(record):
+            raise StateError(str(path), f"the record of round {round} as a run writes it", "numbers of no run")
+        return record
 
     def spool(self, round: int, client: str, content: Content) -> None:
         """Store an accepted upload; durable when this returns."""
@@ -413,7 +419,23 @@ def _read(path: Path, state: type) -> RunState:
         progress = restore(RunState, {}, {**structure, "server": None})
     except (KeyError, StateError) as reason:
         raise StateError(str(path), "a checkpoint of this method", str(reason)) from None
+    if not (_are_clients(progress.roster.values()) and 0 <= progress.clip < math.inf):
+        raise StateError(str(path), "a checkpoint as a run writes it", "numbers of no run")
     return replace(progress, server=server)
+
+
+def _may_be_ours(record: RoundRecord) -> bool:
+    """Return whether a record, which may be from elsewhere, has numbers and words that a run goes on from."""
+    return (
+        _are_clients([*record.joined, *(reply.client for reply in record.replies.values())])
+        and 0 <= record.clip < math.inf
+        and 0 <= record.releases <= ROWS
+        and all(entry.purpose in PURPOSES and entry.direction in DIRECTIONS for entry in record.ledger)
+    )
+
+
+def _are_clients(clients: Iterable[ClientInfo]) -> bool:
+    return all(0 < client.capacity <= 1 and client.examples >= 0 for client in clients)
 
 
 def _blob(path: Path, expected: str) -> tuple[dict[str, Any], bytes]:
