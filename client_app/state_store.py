@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from sepal.errors import DamagedError, StateError
+from sepal.errors import DamagedError, StateError, one_line
 from sepal.protocol.messages import Content, Order, Reply, is_version, version_round
 from sepal.protocol.types import Scalar
 from sepal.storage.files import (
@@ -168,7 +168,17 @@ class DiskStateStore:
         check_room(self.directory, size)
 
     def _path(self, version: str) -> Path:
-        return self.directory / f"{version}.safetensors"
+        return self._file(version, "safetensors")
+
+    def _file(self, version: str, suffix: str) -> Path:
+        """Return the file of a version, whose name may be from a file of elsewhere.
+
+        Raises:
+            StateError: It is none, such as a path out of the directory.
+        """
+        if not is_version(version):
+            raise StateError(str(self.directory), "the name of a version", one_line(version, 80))
+        return self.directory / f"{version}.{suffix}"
 
     def versions(self) -> list[str]:
         """Return the versions that are there or can be made again, the newest first."""
@@ -230,7 +240,7 @@ class DiskStateStore:
         return VersionOrigin(message.order, Content(message.data.tobytes(), message.scalars))
 
     def _origin_path(self, version: str) -> Path:
-        return self.directory / f"{version}.origin"
+        return self._file(version, "origin")
 
     def prune(self, durable: str, best: str = "") -> None:
         """Delete the versions older than ``durable`` but ``best``, and their messages."""

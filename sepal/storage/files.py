@@ -249,7 +249,8 @@ def set_aside(path: Path) -> None:
 def write_once(path: Path, data: bytes) -> bytes:
     """Write ``data`` unless the file exists, for this user alone, and return its content.
 
-    Of several concurrent writers, one wins. A symbolic link is not followed: it could make this process read or write a file that others chose.
+    Of several concurrent writers, one wins. A symbolic link is not followed: it could make this process read or write a
+    file that others chose.
 
     Raises:
         StateError: The disk is full, the file cannot be written or read, or it is a symbolic link.

@@ -344,7 +344,8 @@ def parquet_at(path):
 
 def read_by_a_run(home):
     is_hub = bool(list(home.rglob("*.parquet")) or list(home.rglob("*.arrow")))
-    config, _ = parse({"dataset": "hf" if is_hub else "folder", "data-dir": str(home), "hf.test": "", "clients": 2}, Hypers())
+    keys = {"dataset": "hf" if is_hub else "folder", "data-dir": str(home), "hf.test": "", "clients": 2}
+    config, _ = parse(keys, Hypers())
     return federated_data(config).info
 
 

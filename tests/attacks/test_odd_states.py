@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 
@@ -69,6 +70,38 @@ def test_odd_checkpoints_and_states_end_in_an_error_of_ours(run, tmp_path):
         for name in ("evict", "figures", "model"):
             LOOKS[name](copy)
         shutil.rmtree(copy.parent)
+
+
+def test_no_version_that_a_state_names_is_a_path_to_a_file_elsewhere(run, tmp_path):
+    """It was read and, as it is no state of the run, renamed: by looking at a client's model."""
+    copy, victim = tmp_path / "runs" / "a", tmp_path / "precious.safetensors"
+    shutil.copytree(run, copy)
+    victim.write_bytes(b"the reader's own")
+    for file in copy.glob("clients/*/client-00000/*.safetensors"):
+        arrays, text = read_tensors(file)
+        document = json.loads(text)
+        up = "/".join([".."] * len(file.parent.relative_to(tmp_path).parts))
+        for key in ("base", "version"):
+            document["record"]["reply"][key] = f"{up}/precious"
+        file.unlink()
+        write_tensors(file, arrays, json.dumps(document))
+    assert "expected the name of a version" in LOOKS["model"](copy)
+    assert LOOKS["export"](copy)
+    assert victim.read_bytes() == b"the reader's own"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("plant", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_no_state_that_is_a_pipe_or_a_device_keeps_a_reader_waiting(run, plant, tmp_path):
+    files = [file.relative_to(run) for file in run.glob("clients/*/client-00000/*.safetensors")]
+    assert len(files) > 1  # the newest one, and what it was made of
+    for number, file in enumerate(files):
+        copy = tmp_path / str(number) / "a"
+        shutil.copytree(run, copy)
+        (copy / file).unlink()
+        plant(copy / file)
+        LOOKS["model"](copy)
+        LOOKS["export"](copy)
 
 
 @pytest.mark.parametrize("link", ["checkpoints", "checkpoints/evicted"])

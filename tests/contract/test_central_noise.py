@@ -373,6 +373,7 @@ ODD_NUMBERS = {
     "a capacity below 0": lambda record: with_client(record, capacity=-1.0),
     "a capacity that is no number": lambda record: with_client(record, capacity=math.nan),
     "a huge capacity": lambda record: with_client(record, capacity=1e308),
+    "a name that is a path": lambda record: with_client(record, name="../../x"),
     "examples below 0": lambda record: with_client(record, examples=-1),
     "an odd purpose": lambda record: {**record, "ledger": [{**record["ledger"][0], "purpose": "\x1b"}]},
     "an odd direction": lambda record: {**record, "ledger": [{**record["ledger"][0], "direction": "__class__"}]},

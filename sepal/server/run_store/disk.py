@@ -435,7 +435,7 @@ def _may_be_ours(record: RoundRecord) -> bool:
 
 
 def _are_clients(clients: Iterable[ClientInfo]) -> bool:
-    return all(0 < client.capacity <= 1 and client.examples >= 0 for client in clients)
+    return all(NAME.match(client.name) and 0 < client.capacity <= 1 and client.examples >= 0 for client in clients)
 
 
 def _blob(path: Path, expected: str) -> tuple[dict[str, Any], bytes]:
