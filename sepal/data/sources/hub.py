@@ -138,8 +138,8 @@ def files(directory: Path) -> list[Path] | None:
     """Return the files to read; None if there is no local copy.
 
     Raises:
-        DataError: One of them is a link that leads out of the directory; of a snapshot as the hub's client keeps it, out
-            of what it keeps of that data set.
+        DataError: One of them is a link that leads out of the directory; of a snapshot as the hub's client keeps it,
+            out of what it keeps of that data set.
     """
     lists = [path for path in (directory / PARTS, directory / PART) if path.is_file()]
     with reading(str(directory), "a directory that can be looked through"):  # what is in it may go meanwhile
