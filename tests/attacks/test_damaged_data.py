@@ -243,7 +243,7 @@ PIPES = {
     "x/a.npy": lambda directory: read_example(directory / "x" / "a.npy"),
     "femnist/train/a.json": lambda directory: load("femnist", directory),
     "femnist/a.parquet": lambda directory: load("femnist", directory),
-    "aclImdb/train/neg/a.txt": lambda directory: imdb._words(directory / "aclImdb/train/neg/a.txt"),
+    "aclImdb/train/neg/a.txt": lambda directory: imdb._review(directory / "aclImdb/train/neg/a.txt"),
     "schema.toml": lambda directory: read_schema(directory / "schema.toml"),
     "b.csv": lambda directory: read_inputs(directory / "b.csv"),
     "b.npz": lambda directory: read_inputs(directory / "b.npz"),
