@@ -175,6 +175,8 @@ def complete(config: RunConfig, hyper: Settings, method: Method, info: DatasetIn
     full = config.completed({**own_model, **method.defaults}, defaults)
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
+    if not config.devices and (devices := method.defaults.get("devices")):  # a method that needs a profile
+        full = full.model_copy(update={"devices": devices})
     if config.target_scale == AUTO:  # the target is scaled as the other columns are
         scaled = config.task == "regression" and info.table
         full = full.model_copy(update={"target_scale": "client" if scaled else "none"})

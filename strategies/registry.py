@@ -35,6 +35,7 @@ METHODS = {
     "fedadam": "sepal.strategies.baselines.fedopt:FedAdam",
     "fedyogi": "sepal.strategies.baselines.fedopt:FedYogi",
     "fedadagrad": "sepal.strategies.baselines.fedopt:FedAdagrad",
+    "fedbuff": "sepal.strategies.baselines.fedbuff:FedBuff",
     "fedprox": "sepal.strategies.baselines.fedprox:FedProx",
     "scaffold": "sepal.strategies.baselines.scaffold:Scaffold",
     "moon": "sepal.strategies.baselines.moon:Moon",

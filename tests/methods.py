@@ -16,6 +16,7 @@ from sepal.study.method_checks.cases import SHORT, Case
 
 CASES = {  # name of the case: its keys; a variant of a method joins by a line
     **{name: {"method": name} for name in registry.METHODS},
+    "fedbuff": {"method": "fedbuff", "fedbuff.buffer": 2},  # with 10 there is no step in four rounds
     "subfedavg": {"method": "subfedavg", "subfedavg.accuracy": 0.1},  # at .5 nobody prunes in four rounds
     "subfedavg-hy": {
         "method": "subfedavg",

@@ -96,6 +96,27 @@ class LearnsRoster(Protocol[S]):
 
 
 @runtime_checkable
+class ChoosesParticipants(Protocol):
+    """A server algorithm that decides from its state who trains in a round, in place of the run's sampling."""
+
+    def participants(self, state: Any, plan: Plan) -> Sequence[str]:
+        """Return the names of the clients that train: some that have joined and were not evicted, or nobody.
+
+        Must be pure, and must not depend on whether a round evaluates all clients: evaluation changes no training.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsTime(Protocol):
+    """A server algorithm with a clock of simulated time (:mod:`sepal.simulated_time`)."""
+
+    def clock(self, state: Any) -> float:
+        """Return the seconds of simulated time from the run's begin until there was the model of ``state``."""
+        ...
+
+
+@runtime_checkable
 class HasReference(Protocol):
     """A server algorithm whose uploads are not differences; :class:`~sepal.method.server_base.ServerBase` is one."""
 

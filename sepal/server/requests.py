@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sepal.config import RunConfig
+from sepal.errors import ConfigError
+from sepal.method.algorithms import ChoosesParticipants
 from sepal.protocol.messages import Order, version_round
 from sepal.protocol.types import Kind
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS, further_views
@@ -73,6 +75,8 @@ def _trained(start: RoundStart, config: RunConfig, drawn: Sequence[str] | None) 
     everybody, number = start.state.participants, start.plan.round
     if start.closing or start.plan.who == "none":
         return (), ()
+    if isinstance(start.algorithm, ChoosesParticipants):
+        return _chosen(start, start.algorithm), ()
     if start.plan.who == "all":
         return everybody, ()
     if drawn is not None and config.privacy.sampling == "poisson":
@@ -81,6 +85,19 @@ def _trained(start: RoundStart, config: RunConfig, drawn: Sequence[str] | None) 
         return drawn[: config.clients_per_round], drawn[config.clients_per_round :]
     trained = sample(everybody, config.clients_per_round, config.seed, number)
     return trained, sample_spare(set(everybody) - set(trained), config, number)
+
+
+def _chosen(start: RoundStart, algorithm: ChoosesParticipants) -> Sequence[str]:
+    """Return whom the method chooses to train.
+
+    Raises:
+        ConfigError: One of them does not train.
+    """
+    names = sorted(algorithm.participants(start.state.server, start.plan))
+    if strangers := sorted(set(names) - set(start.state.participants)):
+        expected = f"{type(algorithm).__name__}.participants to return clients that train"
+        raise ConfigError("method", expected, ", ".join(strangers[:3]))
+    return names
 
 
 def _evaluated(start: RoundStart, config: RunConfig) -> Sequence[str]:

@@ -25,6 +25,7 @@ from sepal.errors import (
     SepalError,
     causes_of,
 )
+from sepal.method.algorithms import ChoosesParticipants, KeepsTime
 from sepal.method.interface import RunSetup
 from sepal.protocol.client_errors import AWAY
 from sepal.protocol.messages import (
@@ -412,9 +413,18 @@ class Round:
             log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
             for client in list(self._decoded.clients):  # too few to count
                 self._refuse(client.name, f"upload: expected at least {config.min_replies} replies, got {counted}")
-        elif self._requests and counted < config.min_replies and config.privacy.sampling != "poisson":
+        elif self._requests and counted < self._least_replies and config.privacy.sampling != "poisson":
             replies = "1 reply" if config.min_replies == 1 else f"{config.min_replies} replies"
             raise RoundError(key, f"at least {replies}", f"{counted}: {self._ledger.causes}")
+
+    @property
+    def _least_replies(self) -> int:
+        """How many replies make the round; none where the method has chosen nobody, or only clients evicted since.
+
+        It would choose these again, as long as no record says that they are gone.
+        """
+        chooses = isinstance(self._start.algorithm, ChoosesParticipants) and not self._start.closing
+        return 0 if chooses and self._evicted.issuperset(self._asked_to_train) else self._config.min_replies
 
     @property
     def unstable(self) -> bool:
@@ -485,6 +495,14 @@ class Round:
         may_come = sum(name in self._replies or name in self.waiting for name in trained)  # others have refused
         needed = min(len(trained) - len(self._spare), may_come)
         return self._simulated.end(self._ledger.entries, self._replies, needed)
+
+    @property
+    def _simulated_seconds(self) -> float:
+        """Seconds of simulated time that the round took, if that decided something in it; else 0."""
+        algorithm, outcome = self._start.algorithm, self.outcome
+        if outcome is not None and isinstance(algorithm, KeepsTime):
+            return algorithm.clock(outcome[0]) - algorithm.clock(self._start.state.server)
+        return self._simulated_end.seconds if self._simulated_end else 0.0
 
     def secure_sums(self, ask: AskClients) -> None:
         """Take the steps of the round's secure sums, if it has any, with the clients that have trained.
@@ -615,7 +633,7 @@ class Round:
             beyond_range=self._beyond_range,
             releases=self._release.count if self._release else 0,
             clip=self._release.clip if self._release else 0.0,
-            simulated=self._simulated_end.seconds if self._simulated_end else 0.0,  # without attempts before it
+            simulated=self._simulated_seconds,  # without attempts before it
             late=self._simulated_end.late if self._simulated_end else (),
             restarted=tuple(sorted({*(before.restarted if before else ()), *self._start.state.restarting})),
         )

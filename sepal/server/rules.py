@@ -9,7 +9,7 @@ from typing import Any
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 from sepal.layout import Layout, statistics
-from sepal.method.algorithms import ServerAlgorithm
+from sepal.method.algorithms import ChoosesParticipants, ServerAlgorithm
 from sepal.method.interface import Method
 from sepal.protocol.types import ClientInfo
 
@@ -56,6 +56,27 @@ def check_central(algorithm: ServerAlgorithm[Any], method: Method, config: RunCo
         if plan.who != "sampled" or plan.phase not in method.summed_phases:
             expected = f"local: round {plan.round} of {name} is not one mean over clients-per-round clients"
             raise ConfigError("privacy.mode", expected, "central")
+
+
+def check_choosing(algorithm: ServerAlgorithm[Any], method: Method, config: RunConfig) -> None:
+    """Raise if a method decides from its state who trains, and a key has others draw.
+
+    Args:
+        algorithm: The method's server algorithm.
+        method: Its record.
+        config: The run's configuration.
+
+    Raises:
+        ConfigError: See above.
+    """
+    if not isinstance(algorithm, ChoosesParticipants):
+        return
+    why = f"with {method.name}, which decides from its state who trains"
+    if config.roster == "drawn":
+        raise ConfigError("roster", f"closed or open {why}", config.roster)
+    for key, plain in (("oversample", 1), ("deadline", 0)):
+        if config.value(key) != plain:
+            raise ConfigError(key, f"{plain} {why}", config.value(key))
 
 
 def check_novel(share: float, roster: Sized) -> None:

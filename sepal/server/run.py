@@ -22,7 +22,7 @@ from sepal.server.central_noise import CentralNoise
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import first_undone, remedy, undone
 from sepal.server.report import RunFigures, metrics_line
-from sepal.server.rules import check_central
+from sepal.server.rules import check_central, check_choosing
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
 from sepal.server.simulated_rounds import SimulatedRounds
@@ -63,6 +63,7 @@ class ServerRun:
         self.method, self.setup, self.store = method, setup, store
         self.algorithm = method.make_server(setup)
         check_central(self.algorithm, method, setup.config)
+        check_choosing(self.algorithm, method, setup.config)
         check_budget(setup.config)
         self.central = (
             CentralNoise.of(setup.config, secret or _new_secret(store)) if setup.config.privacy.central else None

@@ -177,7 +177,9 @@ class RunTimes:
         ends, now = {0: 0.0}, 0.0
         for line in self._lines:
             if line["phase"] != "closing":
-                spent = line["simulated"]["seconds"] if "simulated" in line else training.get(line["round"], 0.0)
+                spent = training.get(line["round"], 0.0)
+                if self.acted:  # a round without the figure took none
+                    spent = line.get("simulated", {}).get("seconds", 0.0)
                 now += spent
                 ends[line["round"]] = now
         return SimulatedClock(ends, self._received.slowest(device_rates), self._derived.slowest(device_rates))

@@ -12,7 +12,7 @@ derive W_0 from the seed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -92,7 +92,7 @@ class FedAvgServer(ServerBase[ServerState]):
 class FedAvgClient(ClientBase[ClientState]):
     """Trains the global model for E epochs."""
 
-    private_phases = ("",)
+    private_phases: ClassVar[tuple[str, ...]] = ("",)
     batched = True
     dense_exchange = True
 

@@ -27,6 +27,7 @@ KEYS = {
     "fedadam": {"fedadam.rate": 0.01},
     "fedyogi": {"fedyogi.rate": 0.01},
     "fedadagrad": {"fedadagrad.rate": 0.1},
+    "fedbuff": {"fedbuff.buffer": 2},
     "flasc": {"flasc.rate": 0.01},
     "pfedme": {"lr": 0.09, "pfedme.lambda": 15.0, "pfedme.rate": 0.005},
     "pfedhn": {"pfedhn.rate": 0.01, "pfedhn.inner-rate": 0.005},

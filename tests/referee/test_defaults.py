@@ -89,6 +89,7 @@ WITHOUT_ROWS = {
     "fedselect",
     "fedrts",
     "fedpm",
+    "fedbuff",
 }
 
 

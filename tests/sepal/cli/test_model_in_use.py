@@ -154,7 +154,7 @@ def test_the_best_models_are_kept_as_well_and_are_named(tmp_path):
 
 COMMON = (
     *("fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
-    *("fedscr", "fedstc", "scaffold", "moon", "fedrts", "sparsyfed", "fedpm"),
+    *("fedscr", "fedstc", "scaffold", "moon", "fedrts", "sparsyfed", "fedpm", "fedbuff"),
 )
 
 
