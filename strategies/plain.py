@@ -144,8 +144,11 @@ def assemble_plain(
         data: On a client: its data.
 
     Raises:
-        SepalError: A key, the model or the data is invalid.
+        SepalError: A key, the model or the data is invalid, or the method decides itself who trains.
     """
+    if method.chooses:
+        expected = "one whose clients fraction_train draws (`sepal run` and deployments have this one)"
+        raise ConfigError("method", expected, f"{method.name}, which decides from its state who trains")
     flat = {**FIXED, **keys, "model": f"own:{getattr(model.build, '__name__', type(model.build).__name__)}"}
     size = ("", 0)
     if beginning:

@@ -201,6 +201,11 @@ class Method:
         return bool(getattr(resolve(self.server), capabilities.DEPENDS_ON_ROUNDS, False))
 
     @property
+    def chooses(self) -> bool:
+        """Whether its server decides who trains (:class:`sepal.method.algorithms.ChoosesParticipants`)."""
+        return hasattr(resolve(self.server), "participants")
+
+    @property
     def needs_of_task(self) -> tuple[str, ...]:
         """What it needs of a task besides its loss (:attr:`sepal.tasks.Task.offers`); others are refused."""
         return tuple(getattr(resolve(self.client), capabilities.NEEDS_OF_TASK, ()))

@@ -17,7 +17,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.errors import ConfigError, RosterError, RoundError, SepalError, causes_of
-from sepal.method.algorithms import ChoosesParticipants
 from sepal.method.interface import Method, RunSetup
 from sepal.protocol.messages import Order, read_reply, write_order
 from sepal.protocol.types import Kind
@@ -209,9 +208,6 @@ class MethodStrategy(Strategy):
         prepared = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(connections.nodes)))
         set_threads(prepared.setup.config.threads)
         run = ServerRun(prepared.method, prepared.setup, MemoryRunStore())
-        if isinstance(run.algorithm, ChoosesParticipants):
-            expected = "one whose clients fraction_train draws (`sepal run` and a deployment have it)"
-            raise ConfigError("method", expected, f"{self._name}, which decides from its state who trains")
         connections.least = require_capacity(run.method, run.config.width, connections.infos)
         if run.method.uses_capacity:
             second = run.algorithm.plan(2)  # as in sepal.server.opening

@@ -12,7 +12,7 @@ divides by K and not by Σ s, so that a buffer of stale uploads moves the model 
 **Time is simulated** on every engine, also where clients are real ones: who is first follows from what the work takes
 on their devices of the profile ``devices``. Bytes, steps and multiply-adds of a job follow from the model and n_i, so
 its end is known at its start. The state has the clock, the jobs and the uploads that have not come yet by that clock: a
-resumed run goes on to the same bits (docs/decisions/0042-asynchronous-rounds.md).
+resumed run goes on to the same bits (docs/decisions/0043-asynchronous-rounds.md).
 
 **A round** trains the clients that start from the newest model before the server can go on, so each downloads what is
 evaluated, too. Then the clock advances to the next start of which the training is needed. So a version takes one round,
@@ -68,7 +68,7 @@ class Hyper(Settings):
 
 
 @dataclass(frozen=True)
-class Job:
+class ClientJob:
     """A client's training under way.
 
     Attributes:
@@ -108,7 +108,7 @@ class ServerState:
     stepped: float = 0.0
     now: float = 0.0
     examples: Mapping[str, int] = field(default_factory=dict)
-    jobs: Mapping[str, Job] = field(default_factory=dict)
+    jobs: Mapping[str, ClientJob] = field(default_factory=dict)
     started: int = 0
     count: int = 0
     weight: float = 0.0
@@ -221,7 +221,7 @@ class FedBuffServer(ServerBase[ServerState]):
         jobs = dict(state.jobs)
         for name in sorted(idle[place] for place in drawn):
             spent = self.seconds(name, state.examples[name], first=not state.now)
-            jobs[name] = Job(state.version, state.now + spent)
+            jobs[name] = ClientJob(state.version, state.now + spent)
         return replace(state, jobs=jobs, started=state.started + number)
 
     def _share(self, state: ServerState, client: str, staleness: int) -> float:

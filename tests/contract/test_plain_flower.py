@@ -26,6 +26,7 @@ from sepal.server.round import Round
 from sepal.storage.serialize import digest
 from sepal.strategies import registry
 from sepal.strategies.baselines.fedavg import FedAvg
+from sepal.strategies.baselines.fedbuff import FedBuff
 from sepal.strategies.baselines.fedper import FedPer
 from sepal.strategies.fedpse import FedPSE
 from sepal.strategies.plain import KEYS
@@ -33,6 +34,7 @@ from sepal.study.method_checks.cases import RoundLog
 from tests.contract.plain_flower import CLIENTS, ROUNDS, ContextGrid, Net, Twin, arrays, contexts, load
 from tests.methods import CASES
 
+CHOOSING = {"fedbuff"}  # decides itself who trains, and is refused
 PRIVATE = {name for name, keys in CASES.items() if "privacy.clip" in keys}  # refused by name, see below
 
 
@@ -59,7 +61,7 @@ def closing_digests(strategy, grid):
     return {name: reply.state for name, reply in round.record().replies.items()}
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name not in PRIVATE])
+@pytest.mark.parametrize("case", [name for name in CASES if name not in PRIVATE and name not in CHOOSING])
 def test_three_rounds_have_the_bits_of_the_in_process_engine(case):
     """A version's name is a digest of all downloads and uploads on the way to it; a state has what is not sent."""
     twin, versions = Twin(case), Versions()
@@ -136,6 +138,13 @@ def test_keys_of_the_users_own_are_not_fatal_and_are_named(caplog):
 def test_what_has_no_effect_is_refused_by_name(keys, words):
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         started(**keys)
+
+
+def test_a_method_that_decides_itself_who_trains_is_refused():
+    assert {name for name in registry.names() if registry.get(name).chooses} == CHOOSING
+    words = "method: expected one whose clients fraction_train draws .*, got fedbuff, which decides from its state who"
+    with pytest.raises(ConfigError, match=words):
+        started(FedBuff)
 
 
 def test_keys_of_the_users_own_may_have_the_name_of_a_group():

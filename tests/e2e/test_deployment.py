@@ -61,6 +61,7 @@ CASES = {
         "partition.noise": 0.2,
         "drift.name": "label",
     },
+    "fedbuff-two": {"method": "fedbuff", "clients-per-round": 2, "fedbuff.buffer": 2},  # in the time of its own profile
     "fedpse-all": {"method": "fedpse"},
     "fedpse-two": {"method": "fedpse", "clients-per-round": 2},
     "subfedavg-un": {"method": "subfedavg", "clients-per-round": 2, "subfedavg.accuracy": 0.1},
@@ -98,6 +99,7 @@ SIMULATED = (
     "pfedgate-client",
     "fedper-central",
     "fedavg-ft-drift",
+    "fedbuff-two",
 )
 FLAT = {
     "dataset": "digits",
