@@ -14,7 +14,7 @@ from referee.matrix.__main__ import KEYS
 from sepal.config import RunConfig
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
-from sepal.method import ClientInfo, Plan
+from sepal.method import ClientInfo, Payload, Plan, Upload, ValueCoding
 from sepal.runs.places import IN_PROCESS
 from sepal.runs.run_directory import RunDirectory
 from sepal.server.requests import plan_requests
@@ -24,8 +24,10 @@ from sepal.server.run_store import DiskRunStore, MemoryRunStore
 from sepal.simulated_time import read_profile, training_work
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fedbuff import ClientJob
 from sepal.study.method_checks.cases import RoundLog, Stop, StopAfter
 from sepal.study.results import read_result
+from sepal.wire.tensors import whole
 from tests.contract.harness import Killed
 from tests.sepal.server.test_simulated_rounds import bits
 from tests.sepal.server.test_simulated_rounds import run as run_federation
@@ -174,6 +176,17 @@ def test_uploads_at_the_same_time_come_before_anybody_starts(devices):
         assert {job.version for job in rounds.state.jobs.values()} == {2 * number}
 
 
+def test_the_server_subtracts_what_the_client_has_got(devices):
+    """With fp16 values that is the rounded model: a client that trains nothing changes nothing."""
+    rounds = Asynchronous(devices(2.5), buffer=9)
+    rounds.server.coding = ValueCoding.FP16
+    state = replace(rounds.state, weights={"w": np.float32([0.1])}, now=5.0, version=3)
+    state = replace(state, jobs={"c1": ClientJob(3, 20), "c2": ClientJob(3, 6)})
+    sent = Payload({"w": whole(np.float32([np.float16(0.1)]))})
+    after, _ = rounds.server.aggregate(state, Sent([Upload(rounds.infos[0], sent)]), Plan(2))
+    assert after.jobs["c1"].change["w"].tolist() == [0]
+
+
 def test_an_upload_that_is_lost_ends_its_job_and_fills_no_buffer(devices):
     rounds = Asynchronous(devices(2.5), buffer=2)
     rounds.state, figures = rounds.server.aggregate(rounds.state, Sent(), Plan(1))
@@ -235,9 +248,10 @@ def test_as_many_clients_train_at_a_time_and_idle_ones_take_turns(whole_run):
 
 
 def test_times_are_those_of_the_ledger_and_of_what_clients_report(whole_run):
-    """Each job of the state ends as many seconds after its start as a report makes of its round's figures."""
+    """A job takes the seconds that a report makes of its round's figures; one of round 1 downloads nothing."""
     strategy, log = whole_run
     server, profile = strategy.algorithm, read_profile("phones-classes")
+    first = server.joined(server.init(), list(strategy.progress.roster.values())).jobs
     seconds = {}
     for record in log.records[:-1]:
         rows = [vars(entry) for entry in record.ledger]
@@ -245,6 +259,8 @@ def test_times_are_those_of_the_ledger_and_of_what_clients_report(whole_run):
         for name, work in training_work(rows, figures).items():
             (spent,) = np.array([work]) @ profile.device(name, strategy.config.seed).rates
             assert server.seconds(name, record.replies[name].client.examples, record.round == 1) == pytest.approx(spent)
+            if record.round == 1:
+                assert first[name].end == pytest.approx(spent)
             seconds.setdefault(name, []).append(spent)
     assert any(values[0] < values[1] == values[-1] for values in seconds.values() if len(values) > 2), "first download"
 
