@@ -190,9 +190,8 @@ class DiskStateStore:
         return [path.stem for path in self.directory.glob(f"*-*.{suffix}") if is_version(path.stem)]
 
     def load(self, version: str) -> Stored | None:
-        """Return the version; None if it is missing or damaged. A damaged file is renamed."""
-        path = self._path(version)
-        if not path.exists():
+        """Return the version; None if it is missing or damaged, or its name empty. A damaged file is renamed."""
+        if not version or not (path := self._path(version)).exists():
             return None
         try:
             arrays, text = read_tensors(path)

@@ -39,7 +39,14 @@ class Toy:
     """The two quadratics of quadratics.py, as losses of the feature w; all examples are of class 0 of two."""
 
     def __init__(self, **keys):
-        settings = {"lr": 0.1, "optimizer": "sgd", "local-epochs": 2, "clip-gradient": 0.0, **keys}
+        settings = {
+            "lr": 0.1,
+            "optimizer": "sgd",
+            "local-epochs": 2,
+            "clip-gradient": 0.0,
+            "fedproto.lambda": 1.0,
+            **keys,
+        }
         base_task = assemble({**BASE, "method": "fedproto", **settings}).setup
         first = {"w": np.zeros(1, np.float32), "head.weight": np.array([[1], [0]], np.float32)}
         setup = RunSetup(models.layout(Feature()), first, base_task.config, base_task.hyper, Feature, (1,))
