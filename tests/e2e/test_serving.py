@@ -119,19 +119,19 @@ def test_three_terminals(tmp_path):
         for number in range(2):
             written = tmp_path / f"{number}-here.safetensors"
             command = sepal(["export", "three", str(number), "--out", str(written)], tmp_path, f"export{number}.log")
-            assert command.wait(60) == 0, (tmp_path / f"export{number}.log").read_text()
+            assert command.wait(180) == 0, (tmp_path / f"export{number}.log").read_text()
             joined, exported = load(next(tmp_path.rglob(f"{number}.safetensors"))), load(written)
             assert joined.origin.client == exported.origin.client == "", "nobody asked for --with-client"
             assert joined(here_inputs(number)).tolist() == exported(here_inputs(number)).tolist()
         watched = sepal(["watch", "three"], tmp_path, "watch.log")
-        assert watched.wait(60) == 0
+        assert watched.wait(180) == 0
         watched_lines = (tmp_path / "watch.log").read_text()
         assert "5/5" in watched_lines
         assert "three closing evaluation" in watched_lines
     finally:
         for process in [*clients, server]:
             process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            process.wait(180)
     end = time.monotonic() + 20
     while left(tmp_path / "home") and time.monotonic() < end:
         time.sleep(0.5)
