@@ -87,7 +87,7 @@ def home_of(data_dir: Path) -> Path:
     return data_dir.parent if os.path.isfile(data_dir) else data_dir  # pathlib raises errors for odd names
 
 
-def check_links(directory: Path, paths: Iterable[Path], within: Path | None = None) -> None:
+def check_links(directory: Path, paths: Iterable[Path], kept: Path | None = None) -> None:
     """Refuse files of a data set that a link takes from elsewhere, such as a private file of the reader's.
 
     The directory itself may be a link: whoever names it chooses it. With ``$SEPAL_FOLLOW_LINKS`` = ``1`` nothing is
@@ -96,20 +96,20 @@ def check_links(directory: Path, paths: Iterable[Path], within: Path | None = No
     Args:
         directory: The data set.
         paths: Its files and directories, each below ``directory`` by name.
-        within: Where links may lead; None: ``directory``.
+        kept: Another directory into which links may lead; None: there is none.
 
     Raises:
-        DataError: One is a link that leads out of ``within``, or lies in a directory that is.
+        DataError: One is a link that leads out of ``directory`` and ``kept``, or lies in a directory that is.
     """
     if os.environ.get("SEPAL_FOLLOW_LINKS") == "1":
         return
-    within, below = within or directory, dict.fromkeys(paths)
+    allowed, below = [directory, *([kept] if kept else [])], dict.fromkeys(paths)
     for path in list(below):
         while path != directory and (path := path.parent) not in below:
             below[path] = None
     for path in below:
-        if path != directory and os.path.islink(path) and not is_inside(path, within):
-            expected = f"a file or directory in {within} (or, if the links are yours, set SEPAL_FOLLOW_LINKS=1)"
+        if path != directory and os.path.islink(path) and not any(is_inside(path, home) for home in allowed):
+            expected = f"a file or directory in {directory} (or, if the links are yours, set SEPAL_FOLLOW_LINKS=1)"
             raise DataError(str(path), expected, "a link that leads out of it")
 
 

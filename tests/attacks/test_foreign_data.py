@@ -390,3 +390,20 @@ def test_a_snapshot_of_the_hubs_client_is_read_though_its_files_are_links(tmp_pa
     path.rename(blobs / "feed")
     path.symlink_to("../../blobs/feed")
     assert read_by_a_run(snapshot).classes == 2
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "blobs"), [("home/snapshots/x", ""), ("datasets--a--b/snapshots/0123", "../private")]
+)
+def test_no_directory_that_is_called_like_a_snapshot_takes_a_file_of_the_readers(snapshot, blobs, tmp_path):
+    """A data set that was unpacked in the reader's home had all of it for the hub's client's directory."""
+    path, repository = tmp_path / snapshot / "train-0.parquet", (tmp_path / snapshot).parents[1]
+    path.parent.mkdir(parents=True)
+    private = repository / "mine" if not blobs else tmp_path / "private"
+    private.mkdir()
+    parquet_at(path).rename(private / "feed")
+    if blobs:
+        (repository / "blobs").symlink_to(blobs)
+    path.symlink_to(repository / ("blobs" if blobs else "mine") / "feed")
+    with pytest.raises(DataError, match="a link that leads out of it"):
+        read_by_a_run(tmp_path / snapshot)

@@ -145,9 +145,21 @@ def files(directory: Path) -> list[Path] | None:
     with reading(str(directory), "a directory that can be looked through"):  # what is in it may go meanwhile
         saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
         tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
-    kept = directory.absolute().parents[1] if directory.absolute().parent.name == SNAPSHOTS else directory
-    check_links(directory, [*lists, *tables], within=kept)
+    check_links(directory, [*lists, *tables], _kept(directory))
     return [*lists, *tables] if tables else None
+
+
+def _kept(directory: Path) -> Path | None:
+    """Return where the hub's client keeps the files to which a snapshot's links lead; None if it is no snapshot.
+
+    Data from elsewhere may call a directory as it likes. So no other directory counts, nor one that is a link.
+    """
+    snapshot = directory.resolve()
+    if snapshot.parent.name != SNAPSHOTS:
+        return None
+    repository = snapshot.parent.parent
+    kept = repository / "blobs"
+    return kept if repository.name.startswith("datasets--") and not kept.is_symlink() else None
 
 
 def read(directory: Path, keys: FolderSettings | None = None) -> Source:
