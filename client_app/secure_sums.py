@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from sepal.protocol.types import Kind, Payload, Weights
 from sepal.secure.client import Figures, Opening, SecureClient, Vault
 from sepal.secure.keys import commitment
 from sepal.secure.ring import rounding_seed, within
-from sepal.storage.files import write_atomically
+from sepal.storage.files import read_unlinked, write_atomically
 
 ON_ONE_MACHINE = b"clients of one machine"  # the key of commitments where nobody hides from anybody
 MOST_SECRETS = 8 << 30  # bytes
@@ -44,13 +43,9 @@ class FileVault:
             StateError: It cannot be read, or is a symbolic link.
         """
         try:
-            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-                return file.read(MOST_SECRETS)
+            return read_unlinked(self.path, MOST_SECRETS)
         except FileNotFoundError:
             return b""
-        except OSError as reason:
-            expected = "a readable file that is no symbolic link"
-            raise StateError(str(self.path), expected, reason.strerror or str(reason)) from None
 
     def write(self, data: bytes) -> None:
         """Replace its content; durable when this returns."""

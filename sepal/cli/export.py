@@ -75,6 +75,7 @@ def export(
     facts, name = client_model.facts(with_client), client_model.origin.client
     default = name if with_client else f"{path.name}-round-{facts['round']}-{facts['sha256'][:8]}"
     file = out or path / f"{default}.safetensors"
+    check_file(file)
     card_text = card_of(path, file, client_model, facts, with_labels, round is None) if card else ""
     file_model = write_model(client_model, file, with_client)
     say(f"written to {file}: {f'the {client_model.view} model' if client else 'the model of all clients'}", nl=False)

@@ -7,6 +7,7 @@ only once no kept checkpoint needs them. A copy during which that checkpoint was
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -141,10 +142,10 @@ def _copy(source: Path, target: Path, within: Path, whole_lines: bool = False) -
                 raise FileNotFoundError(source)
             raise StateError(str(source), f"a file in {within}", "a link that leads out of it")
         handle = os.open(source.resolve(strict=True), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as read, open(target, "xb", opener=_private) as written:
+        with os.fdopen(handle, "rb"), open(target, "xb", opener=_private) as written:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise StateError(str(source), "a regular file", "a directory, pipe or device")
-            _stream(read, written, whole_lines)
+            _stream(handle, written, whole_lines)
             written.flush()
             os.fsync(written.fileno())
     except FileNotFoundError:
@@ -153,16 +154,25 @@ def _copy(source: Path, target: Path, within: Path, whole_lines: bool = False) -
         raise StateError(str(target), f"room and permission to copy {source}", reason.strerror or reason) from None
 
 
-def _stream(read: BinaryIO, written: BinaryIO, whole_lines: bool) -> None:
-    end = 0  # of the last complete line
-    while data := read.read(_PART):
+def _stream(handle: int, written: BinaryIO, whole_lines: bool) -> None:
+    """Copy a file; its holes stay such, so that a planted one of terabytes takes neither room nor time."""
+    end, position = 0, 0  # of the last complete line; of what is copied
+    while data := os.pread(handle, _PART, position := _after_hole(handle, position)):
         if (line_end := data.rfind(b"\n")) >= 0:
-            end = written.tell() + line_end + 1
-        if data.count(0) == len(data):  # a hole stays one, so that a planted file of terabytes takes no room
-            written.seek(len(data), os.SEEK_CUR)
-        else:
+            end = position + line_end + 1
+        if data.count(0) < len(data):
+            written.seek(position)
             written.write(data)
-    written.truncate(end if whole_lines else written.tell())
+        position += len(data)
+    written.truncate(end if whole_lines else position)
+
+
+def _after_hole(handle: int, position: int) -> int:
+    """Return where a file's next data begin; its end if there are none, and ``position`` where nobody can say."""
+    try:
+        return os.lseek(handle, position, os.SEEK_DATA)
+    except OSError as reason:
+        return max(position, os.fstat(handle).st_size) if reason.errno == errno.ENXIO else position
 
 
 def _private(path: str, flags: int) -> int:

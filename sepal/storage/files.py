@@ -26,6 +26,7 @@ from sepal.storage.regular import check_regular
 log = logging.getLogger("sepal")
 FORMAT = "1"  # docs/versioning.md; files from before there was the number have this one
 LARGEST = 64 << 30  # bytes; a larger state is refused as a mistake
+ONCE = 1 << 12  # bytes of a file that is written once, such as an identity
 LARGEST_HEADER = 100_000_000  # bytes; the limit of safetensors
 _BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 _NO_DIGEST = b"0" * 64  # stands in for the digest while it is computed
@@ -253,7 +254,8 @@ def write_once(path: Path, data: bytes) -> bytes:
     file that others chose.
 
     Raises:
-        StateError: The disk is full, the file cannot be written or read, or it is a symbolic link.
+        StateError: The disk is full, the file cannot be written or read, or it is a symbolic link, a pipe or
+            far too large.
     """
     if not os.path.lexists(path):
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
@@ -266,10 +268,34 @@ def write_once(path: Path, data: bytes) -> bytes:
             part.replace(path)
         part.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            return file.read()
+        return read_unlinked(path, ONCE)
+    except FileNotFoundError:  # deleted in between
+        raise StateError(str(path), "a readable file", "none") from None
+
+
+def read_unlinked(path: Path, most: int) -> bytes:
+    """Return the content of a regular file that is no symbolic link; a pipe does not keep this process waiting.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+
+    Raises:
+        FileNotFoundError: There is none.
+        StateError: It is another, has more bytes, or cannot be read.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise StateError(str(path), "a regular file", "a directory, pipe or device")
+            data = file.read(most + 1)
+    except FileNotFoundError:
+        raise
     except OSError as reason:
         raise StateError(str(path), "a readable file that is no symbolic link", reason.strerror or reason) from None
+    if len(data) > most:
+        raise StateError(str(path), f"at most {most:,} bytes", "more")
+    return data
 
 
 def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -323,7 +349,8 @@ def _replacing(
         if sync:
             sync_path(path.parent)
     except OSError as reason:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # the directory may be none
+            part.unlink(missing_ok=True)
         expected = f"room and permission to write {size:,} bytes"
         raise StateError(str(path), expected, f"{reason.strerror or reason}{free_bytes(path.parent, reason)}") from None
     except SepalError:  # of ``check``

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 
 import numpy as np
@@ -23,7 +24,7 @@ from sepal.server.run_store import evict
 from sepal.storage.files import read_tensors, write_tensors
 from sepal.strategies.assembly import assemble
 from sepal.training.module_state import ModuleState
-from tests.attacks.looking import LOOKS
+from tests.attacks.looking import LOOKS, command
 from tests.attacks.test_looking import ODD, places, with_odd
 from tests.sepal.engines import modules_with_state
 
@@ -102,6 +103,33 @@ def test_no_state_that_is_a_pipe_or_a_device_keeps_a_reader_waiting(run, plant, 
         plant(copy / file)
         LOOKS["model"](copy)
         LOOKS["export"](copy)
+
+
+def sparse(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("plant", [os.mkfifo, sparse])
+def test_no_identity_of_a_client_keeps_a_reader_waiting_or_fills_the_memory(run, plant, tmp_path):
+    copy = tmp_path / "a"
+    shutil.copytree(run, copy)
+    (file,) = copy.glob("clients/*/client-00000/identity")
+    file.unlink()
+    plant(file)
+    for look in ("model", "export"):
+        assert re.search(r"identity: expected (a regular file|at most)", LOOKS[look](copy))
+
+
+def test_a_directory_in_the_place_of_the_model_file_is_one_line(run, tmp_path):
+    copy = tmp_path / "a"
+    shutil.copytree(run, copy)
+    command("export", copy, "0")
+    (file,) = copy.glob("a-round-*.safetensors")
+    file.unlink()
+    file.mkdir()
+    assert "expected a file, got the directory" in command("export", copy, "0")
 
 
 @pytest.mark.parametrize("link", ["checkpoints", "checkpoints/evicted"])

@@ -227,11 +227,20 @@ def test_a_copy_that_fails_leaves_nothing(ended, tmp_path):
     assert list((tmp_path / "disk").iterdir()) == []
 
 
-def test_a_hole_in_a_planted_file_takes_no_room_in_the_copy(tmp_path):
+@pytest.mark.timeout(60)
+def test_a_hole_in_a_planted_file_takes_neither_room_nor_time(tmp_path):
     planted = tmp_path / "summary.json"
     planted.write_bytes(b"{}")
-    os.truncate(planted, 1 << 28)
+    os.truncate(planted, 1 << 40)
+    with planted.open("ab") as file:
+        file.write(b"end")
     backup._copy(planted, tmp_path / "copy", tmp_path)
     facts = (tmp_path / "copy").stat()
-    assert facts.st_size == 1 << 28
+    assert facts.st_size == (1 << 40) + 3
     assert 512 * facts.st_blocks <= 1 << 22
+    with (tmp_path / "copy").open("rb") as file:
+        assert file.read(2) == b"{}"
+        file.seek(-3, os.SEEK_END)
+        assert file.read() == b"end"
+    backup._copy(planted, tmp_path / "lines", tmp_path, whole_lines=True)
+    assert (tmp_path / "lines").stat().st_size == 0

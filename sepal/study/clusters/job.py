@@ -85,9 +85,10 @@ def run(submission: Submission, out: Path, cores: int) -> None:
     os.chdir(submission.directory)
     user_modules.enable(Path(submission.directory))
     kind = processor()
-    if submission.one_processor and (first := write_once(out / JOBS / PROCESSOR, kind.encode()).decode()) != kind:
+    if submission.one_processor and (first := write_once(out / JOBS / PROCESSOR, kind.encode())) != kind.encode():
+        words = one_line(first.decode(errors="replace"), 80)
         way = "name its nodes with [resources] constraint, nodelist or partition"
-        raise ConfigError("one-processor", f"{first}, that of the first run; {way}", kind)
+        raise ConfigError("one-processor", f"{words}, that of the first run; {way}", kind)
     logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
     from sepal.study.plans.execute import as_begun
     from sepal.study.plans.model import PlannedRun

@@ -19,7 +19,7 @@ from sepal.errors import StateError, printable
 from sepal.server.run_store.disk import checkpoints_of
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.storage.json_record import LATEST, read_record
-from sepal.storage.regular import check_inside, read_text
+from sepal.storage.regular import check_inside, check_regular, read_text
 
 JOBS = "jobs"
 FORMAT = 1
@@ -110,7 +110,7 @@ def watched_jobs(out: Path) -> tuple[Path, FileLock]:
     """Return ``OUT/jobs``, and its lock, which whoever watches the jobs holds.
 
     Raises:
-        StateError: The directory cannot be made, or another process watches its jobs.
+        StateError: The directory or its lock cannot be made, or another process watches its jobs.
     """
     directory = job_directory(out)
     lock = FileLock(directory / LOCK)
@@ -119,6 +119,8 @@ def watched_jobs(out: Path) -> tuple[Path, FileLock]:
     except Timeout:
         expected = "no other `sepal compare` that watches its jobs"
         raise StateError(str(directory), expected, "one; `--status` shows what it sees") from None
+    except OSError as reason:
+        raise StateError(str(directory / LOCK), "a file that can be written", reason.strerror or str(reason)) from None
     return directory, lock
 
 
@@ -155,12 +157,19 @@ def write_submission(out: Path, submission: Submission) -> None:
     """Write what was submitted for a run.
 
     Raises:
-        StateError: It cannot be written, or what is there leads out of ``out``.
+        StateError: It cannot be written, or what is there leads out of ``out`` or is no file.
     """
     file = submission_file(out, submission.run)
-    for path in (file.parent, log_file(out, submission.run)):  # Slurm writes the log
+    log = log_file(out, submission.run)
+    for path in (file.parent, log):  # the cluster writes the log
         check_inside(path, out)
-    private_directory(file.parent)
+    try:
+        private_directory(file.parent)
+        check_regular(log)  # whoever opens a pipe waits for a reader
+    except OSError as reason:
+        raise StateError(str(file.parent), "a directory that can be made", reason.strerror or str(reason)) from None
+    except ValueError:
+        raise StateError(str(log), "nothing, or a regular file", "a directory, pipe or device") from None
     content = {"format": FORMAT, **asdict(submission), "keys": dict(submission.keys)}
     write_atomically(file, f"{json.dumps(content, indent=1)}\n".encode())
 
@@ -204,10 +213,13 @@ def drop_end(out: Path, run: str) -> None:
     """Delete how an earlier job of the run has ended.
 
     Raises:
-        StateError: Its directory leads out of ``out``.
+        StateError: Its directory leads out of ``out``, or it is no file.
     """
     check_inside(out / JOBS / run, out)
-    (out / JOBS / run / _END).unlink(missing_ok=True)
+    try:
+        (out / JOBS / run / _END).unlink(missing_ok=True)
+    except OSError as reason:
+        raise StateError(str(out / JOBS / run / _END), "nothing, or a file", reason.strerror or str(reason)) from None
 
 
 def last_line(out: Path, run: str) -> str:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from contextlib import suppress
 
 import pytest
 
-from sepal.errors import SupersededError
+from sepal.errors import StateError, SupersededError
 from sepal.runs.claims import read_claims, take_claim
 from sepal.runs.processors import processor
 from sepal.runs.stored_run import stored_summary
+from sepal.storage.files import write_once
 from sepal.study.clusters import job
+from sepal.study.clusters.ray_task import execute
 from sepal.study.clusters.records import (
     JobEnd,
     Submission,
+    drop_end,
     job_directory,
+    log_file,
     read_end,
     submission_file,
+    watched_jobs,
     write_end,
     write_submission,
 )
@@ -128,3 +135,36 @@ def test_a_damaged_record_is_one_line(run_job, tmp_path, monkeypatch, capsys, co
     with pytest.raises(SystemExit):
         job.main()
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"sepal: {submission_file(tmp_path, 'r')}")
+
+
+def as_socket(path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(path))  # of an absolute one, the system takes 107 bytes
+
+
+PLANTED = ("r/log.txt", "r/end.json", "r", ".lock", "processor")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, as_socket, lambda path: path.write_bytes(b"\xff\n" * 5000)])
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_among_the_records_of_jobs_is_used_or_refused_in_one_line(name, plant, tmp_path, monkeypatch):
+    """A pipe in the place of the log kept each of a cluster's jobs waiting."""
+    monkeypatch.chdir(tmp_path)
+    path = job_directory(tmp_path) / name
+    path.parent.mkdir(exist_ok=True)
+    plant(path)
+    with suppress(StateError):
+        watched_jobs(tmp_path)[1].release()
+        drop_end(tmp_path, "r")
+        write_submission(tmp_path, Submission("r"))
+        write_once(tmp_path / "jobs" / job.PROCESSOR, b"x")
+        execute("/bin/true", str(submission_file(tmp_path, "r")), str(log_file(tmp_path, "r")), {})
+    with suppress(StateError):
+        write_end(tmp_path, "r", JobEnd("12"))
+
+
+def test_a_kind_of_processor_that_no_job_has_written_is_one_line(run_job, tmp_path):
+    (job_directory(tmp_path) / job.PROCESSOR).write_bytes(b"\xff\x1b[31m\n" * 9)
+    assert run_job(one_processor=True) == job.BAD_INPUT
+    assert read_end(tmp_path, "r").line.isprintable()
