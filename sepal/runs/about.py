@@ -153,12 +153,12 @@ def with_images_as_begun(path: Path | None) -> Iterator[None]:
         data = stored_about(path).get("data")
         shape = data.get("input_shape") if isinstance(data, dict) else None
         size = "x".join(map(str, shape[1:])) if isinstance(shape, list) else ""
-        others = [f"{other} ({file})" for other, file in mixed.files.items() if other != size]
+        odd_sizes = [f"{odd_size} ({file})" for odd_size, file in mixed.files.items() if odd_size != size]
         expected = (
             f"images of {size or 'one size'}, with which the run {path.name} was started: remove or resize the others, "
             "or give another --name (in Python name=)"
         )
-        raise DataError(mixed.key, expected, others[0] if size and others else mixed.got) from None
+        raise DataError(mixed.key, expected, odd_sizes[0] if size and odd_sizes else mixed.got) from None
 
 
 def _counted(assembly: Assembly) -> dict[str, list[int]] | None:
@@ -190,8 +190,8 @@ def labels_of(run: StoredRun) -> Labels:
     stored = run.about.get("labels")
     names = _names(run)
     if isinstance(stored, Mapping):
-        whole = all(map(_is_counts, stored.values())) and all(map(NAME.match, stored))
-        size = len(next(iter(stored.values()), ())) if whole else 0
+        are_counts = all(map(_is_counts, stored.values())) and all(map(NAME.match, stored))
+        size = len(next(iter(stored.values()), ())) if are_counts else 0
         some = 0 < size <= MOST_CLASSES and size * len(stored) <= MOST_COUNTS
         if some and all(len(row) == size for row in stored.values()):
             domains = run.about.get("domains")
@@ -262,8 +262,8 @@ def info_of(run: StoredRun) -> DatasetInfo:
 def _info(name: str, stored: Mapping[str, Any]) -> DatasetInfo:
     shape, classes, vocabulary, kind = (stored[key] for key in ("input_shape", "classes", "vocabulary", "kind"))
     names = tuple(map(str, stored["class_names"]))
-    whole = all(type(number) is int and 0 <= number < 2**31 for number in (*shape, classes, vocabulary))
-    if not whole or kind not in KINDS or len(names) not in (0, classes):
+    are_sizes = all(type(number) is int and 0 <= number < 2**31 for number in (*shape, classes, vocabulary))
+    if not are_sizes or kind not in KINDS or len(names) not in (0, classes):
         raise ValueError(name)
     facts = {"vocabulary": vocabulary, "class_names": names, "table": stored["table"] is True}
     return DatasetInfo(name, classes, tuple(shape), kind, False, {}, **facts)

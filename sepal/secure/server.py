@@ -110,7 +110,9 @@ class Members:
 
     def mask_question(self, number: int, ciphertexts: Mapping[int, Mapping[int, bytes]]) -> bytes:
         """Return the payload of the order ``mask`` to a client: what the others of U2 have encrypted for it."""
-        return formats.write_entries({dealer: own[number] for dealer, own in ciphertexts.items() if dealer != number})
+        return formats.write_entries(
+            {dealer: dealt[number] for dealer, dealt in ciphertexts.items() if dealer != number}
+        )
 
     def unmask_question(self, present: Collection[int], counted: Collection[int]) -> bytes:
         """Return the payload of the order ``unmask``, the same for all of U3.
@@ -157,7 +159,7 @@ class Members:
         weights: dict[tuple[int, ...], Sequence[int]] = {}
         for dealer in sorted(present):
             name = self.members[dealer].name
-            shares = {holder + 1: own[dealer] for holder, own in sorted(answers.items()) if dealer in own}
+            shares = {holder + 1: held[dealer] for holder, held in sorted(answers.items()) if dealer in held}
             if len(shares) < needed:
                 raise ProtocolError(f"{name}: shares", f"at least {needed}", len(shares))
             chosen = dict(list(shares.items())[:needed])
@@ -170,9 +172,9 @@ class Members:
                 continue
             if public_of(secret) != self.members[dealer].public[KEY:]:
                 raise ProtocolError(f"{name}: shares", "those of its mask key", "others")
-            for other in counted:  # who have added or subtracted the mask that they share with it
-                pair = pair_mask(secret, self.members[other].public[KEY:], self.context, dealer, other, size)
-                (total.subtract if other < dealer else total.add)(pair)
+            for peer in counted:  # who have added or subtracted the mask that they share with it
+                pair = pair_mask(secret, self.members[peer].public[KEY:], self.context, dealer, peer, size)
+                (total.subtract if peer < dealer else total.add)(pair)
         return total.vector()
 
 

@@ -122,9 +122,9 @@ class RunResult:
     def processors(self) -> tuple[str, ...]:
         """The kinds of processor on which the run was made, also of jobs that another one continued."""
         versions = (self.stored.summary or {}).get("versions")
-        last = versions.get("cpu") if isinstance(versions, dict) else None
+        of_summary = versions.get("cpu") if isinstance(versions, dict) else None
         kinds = [claim.processor for claim in read_claims(self.stored.path)]
-        return tuple(dict.fromkeys(filter(None, (*kinds, str(last or "")))))
+        return tuple(dict.fromkeys(filter(None, (*kinds, str(of_summary or "")))))
 
     @cached_property
     def _ledger(self) -> Sequence[Mapping[str, Any]]:
@@ -296,8 +296,8 @@ class Variant:
     @property
     def profile(self) -> DeviceProfile | None:
         """The profile of devices by which hours are simulated; None without one, or if its runs have several."""
-        own = [result.devices for result in self.results]
-        return self.devices or (own[0] if all(profile == own[0] for profile in own) else None)
+        profiles = [result.devices for result in self.results]
+        return self.devices or (profiles[0] if all(profile == profiles[0] for profile in profiles) else None)
 
     @property
     def why_no_hours(self) -> str:
@@ -330,8 +330,8 @@ class Variant:
     def at_the_end(self) -> list[tuple[RunResult, str, int]]:
         """The last evaluation of all clients of each run, in its deployed view, for :meth:`simulated`."""
         view = self.deployed or "trained"
-        last = [(result, points[-1].completed) for result in self.results if (points := result.points(view))]
-        return [(result, view, completed) for result, completed in last]
+        by_result = [(result, result.points(view)) for result in self.results]
+        return [(result, view, points[-1].completed) for result, points in by_result if points]
 
     @property
     def at_the_target(self) -> list[tuple[RunResult, str, int]]:

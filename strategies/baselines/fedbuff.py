@@ -202,8 +202,8 @@ class FedBuffServer(ServerBase[ServerState]):
             counts = bool(job.change) and not 0 < self.hyper.most_staleness < age
             if counts and state.count + 1 == self.hyper.buffer and state.starting:
                 return state, staleness, dropped
-            others = {name: other for name, other in state.jobs.items() if name != client}
-            state = replace(state, jobs=others, now=job.end)
+            remaining = {name: under_way for name, under_way in state.jobs.items() if name != client}
+            state = replace(state, jobs=remaining, now=job.end)
             if job.change:
                 staleness.append(age)
                 dropped += not counts

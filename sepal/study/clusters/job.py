@@ -57,10 +57,10 @@ def main() -> None:
     except Exception as error:
         code, line = FAULT, one_line(f"{type(error).__name__}: {error}")
         traceback.print_exc()
-    whole = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
-    whole += cores * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the largest of them
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    kibibytes += cores * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the largest of them
     seconds = round(time.monotonic() - begun, 1)
-    end = JobEnd(job, code, line, seconds, round(whole / 1024, 1), cores, socket.gethostname(), processor())
+    end = JobEnd(job, code, line, seconds, round(kibibytes / 1024, 1), cores, socket.gethostname(), processor())
     with suppress(SepalError):  # the directory may be what failed
         if _has_last_word(out, name, job):
             write_end(out, name, end)

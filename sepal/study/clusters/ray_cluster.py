@@ -24,6 +24,7 @@ from sepal.study.clusters import ray_task
 from sepal.study.clusters.records import (
     Submission,
     drop_end,
+    keys_for_job,
     last_line,
     log_file,
     newest_checkpoint,
@@ -36,7 +37,6 @@ from sepal.study.clusters.records import (
 from sepal.study.plans.execute import Display
 from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.resources import Resources
-from sepal.user_modules import DEFINED
 
 POLL = 2.0  # seconds between looks
 GRACE = 90.0  # seconds until a task that has ended has failed, for files that come late to this machine
@@ -106,10 +106,7 @@ class RayTasks:
         Raises:
             ConfigError: A key names a function of this session.
         """
-        keys = {**run.keys, "out": str(self._out)}
-        for key, value in keys.items():
-            if isinstance(value, str) and value.startswith(f"{DEFINED}:"):
-                raise ConfigError(f"{run.name}: {key}", "package.module:function, which a task can import", value)
+        keys = keys_for_job(run, self._out)
         going = RayTask(run, Submission(run.name, keys, str(Path.cwd()), self._workers, self._one_processor))
         self._submit(going)
         self._going.append(going)
@@ -182,13 +179,17 @@ class RayTasks:
         end, submission = None, going.submission
         with suppress(StateError):
             end = read_end(self._out, name)
-        own = end if end and end.job == submission.job and end.code else None
-        if not own and not going.lost and time.monotonic() - going.over < GRACE:
+        failure = end if end and end.is_failure_of(submission) else None
+        if not failure and not going.lost and time.monotonic() - going.over < GRACE:
             return False
         printed = last_line(self._out, name)
-        words = own.line if own else going.lost or f"it ended without a result; it printed: {one_line(printed, 200)}"
+        words = (
+            failure.line
+            if failure
+            else going.lost or f"it ended without a result; it printed: {one_line(printed, 200)}"
+        )
         idle = 0 if newest_checkpoint(self._out / name) > submission.checkpoint else submission.idle + 1
-        if not own and idle <= IDLE:
+        if not failure and idle <= IDLE:
             self._display.say(f"{name}: its task has ended ({words}); it is submitted again")
             going.submission = replace(submission, idle=idle)
             self._submit(going)

@@ -15,11 +15,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from sepal.errors import StateError, printable
+from sepal.errors import ConfigError, StateError, printable
 from sepal.server.run_store.disk import checkpoints_of
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.storage.json_record import LATEST, read_record
 from sepal.storage.regular import check_inside, check_regular, read_text
+from sepal.study.plans.model import PlannedRun
+from sepal.user_modules import DEFINED
 
 JOBS = "jobs"
 FORMAT = 1
@@ -87,6 +89,23 @@ class JobEnd:
     cores: int = 0
     host: str = ""
     processor: str = ""
+
+    def is_failure_of(self, submission: Submission) -> bool:
+        """Return whether the submission's own job has ended with an error that it has named itself."""
+        return self.job == submission.job and self.code != 0
+
+
+def keys_for_job(run: PlannedRun, out: Path) -> dict[str, Any]:
+    """Return the keys of a run of a plan with its directory, for another process to read.
+
+    Raises:
+        ConfigError: A key names a function of this session.
+    """
+    keys = {**run.keys, "out": str(out)}
+    for key, value in keys.items():
+        if isinstance(value, str) and value.startswith(f"{DEFINED}:"):
+            raise ConfigError(f"{run.name}: {key}", "package.module:function, which a job can import", value)
+    return keys
 
 
 def job_directory(out: Path) -> Path:

@@ -25,6 +25,7 @@ from sepal.study.clusters.records import (
     JobEnd,
     Submission,
     drop_end,
+    keys_for_job,
     last_line,
     log_file,
     newest_checkpoint,
@@ -39,7 +40,6 @@ from sepal.study.clusters.refusals import Refusals
 from sepal.study.plans.execute import Display
 from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.resources import Resources
-from sepal.user_modules import DEFINED
 
 POLL = 5.0  # seconds between questions to Slurm's controller
 # Seconds until a job is given up that Slurm no longer lists, for files that come late to this machine: above the minute
@@ -135,10 +135,7 @@ class SlurmJobs:
         Raises:
             ConfigError: Its job is queued or running with other keys, or a key names a function of this session.
         """
-        keys = {**run.keys, "out": str(self._out)}
-        for key, value in keys.items():
-            if isinstance(value, str) and value.startswith(f"{DEFINED}:"):
-                raise ConfigError(f"{run.name}: {key}", "package.module:function, which a job can import", value)
+        keys = keys_for_job(run, self._out)
         if (before := read_submission(self._out, run.name)) and (listed := self._of(before)):
             if dict(before.keys) != keys:
                 way = f"`scancel {listed.job}` ends it"
@@ -263,14 +260,14 @@ class SlurmJobs:
         name, submission = going.run.name, going.submission
         going.gone = going.gone or time.monotonic()
         end = self._end_of(going)
-        own = end if end and end.job == submission.job and end.code else None
-        if not own and time.monotonic() - going.gone < GRACE:  # its files may come late to this machine
+        failure = end if end and end.is_failure_of(submission) else None
+        if not failure and time.monotonic() - going.gone < GRACE:  # its files may come late to this machine
             return False
         state = listed.state if listed else LOST
-        going.trouble = verdict(state, listed.reason if listed else "", own, last_line(self._out, name))
+        going.trouble = verdict(state, listed.reason if listed else "", failure, last_line(self._out, name))
         newer = newest_checkpoint(self._out / name) > submission.checkpoint
         idle = 0 if newer else submission.idle + 1
-        if not own and state in AGAIN and idle <= IDLE:
+        if not failure and state in AGAIN and idle <= IDLE:
             self._display.say(f"{name}: job {submission.job} has ended ({going.trouble}); it is submitted again")
             going.trouble, going.submission = "", replace(submission, idle=idle)
             self._submit(going)

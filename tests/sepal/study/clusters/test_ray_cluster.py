@@ -41,6 +41,7 @@ class PretendedRay:
         self.failures: list[Exception] = []  # each for one task, which is lost then
         self.options_seen: list[dict[str, object]] = []
         self.environments: list[dict[str, str]] = []
+        self.cancelled: list[bool] = []
 
     def remote(self, function):
         ray = self
@@ -71,6 +72,7 @@ class PretendedRay:
         return [{"Alive": True, "Resources": {"CPU": 2.0, "memory": 2.0**30}}]
 
     def cancel(self, reference, force):
+        self.cancelled.append(force)
         reference.cancel()
 
     def shutdown(self):
@@ -183,6 +185,15 @@ def test_a_run_that_no_node_can_hold_is_said_to_wait(ray, tmp_path, monkeypatch)
     assert display.lines == ["r waits: no node of the cluster has CPU 4, memory 8.58993e+09"]
 
 
+def test_the_tasks_that_are_left_end_with_the_command(ray, tmp_path):
+    ray.failures = [RuntimeError("never placed")]
+    workers = RayTasks(tmp_path, {}, False, 1, Shown())
+    workers.start(planned(), 1)
+    workers.close()
+    assert ray.cancelled == [True]
+    watched_jobs(tmp_path)[1].release()  # another command may watch
+
+
 def test_two_commands_do_not_watch_the_same_runs(ray, tmp_path):
     _, lock = watched_jobs(tmp_path)
     with pytest.raises(StateError, match="no other `sepal compare`"):
@@ -191,7 +202,7 @@ def test_two_commands_do_not_watch_the_same_runs(ray, tmp_path):
 
 
 def test_a_function_of_this_session_is_refused(tasks):
-    with pytest.raises(ConfigError, match="which a task can import"):
+    with pytest.raises(ConfigError, match="which a job can import"):
         tasks.start(planned(**{"own.data": f"{DEFINED}:data"}), 1)
 
 
