@@ -145,8 +145,10 @@ def files(directory: Path) -> list[Path] | None:
     with reading(str(directory), "a directory that can be looked through"):  # what is in it may go meanwhile
         saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
         tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
+    if not tables:
+        return None
     check_links(directory, [*lists, *tables], _kept(directory))
-    return [*lists, *tables] if tables else None
+    return [*lists, *tables]
 
 
 def _kept(directory: Path) -> Path | None:
