@@ -118,11 +118,15 @@ def test_gradient_of_importance_is_the_stated_one(gating):
 # By batch BatchNorm holds the mean outputs near the shift whatever the data, so training starts from M = .95.
 @pytest.mark.parametrize(("gating", "shift"), [("sample", 0.0), ("batch", 3.0), ("client", 3.0)])
 def test_trains_like_any_module(gating, shift):
+    """On an Intel Xeon the loss ends at .26 (by sample) and .01 of the first one's, with each of four arithmetics.
+
+    With a rate of 1 it was between .00 and .94, by the arithmetic alone.
+    """
     module, blocks = gated("digits-cnn", 0.8, gating=gating, shift=shift)
     x, y = batch("digits-cnn", 20), torch.arange(20) % 10
     optimizer = torch.optim.SGD(
         [
-            {"params": module.model.parameters(), "lr": 1.0},
+            {"params": module.model.parameters(), "lr": 0.5},
             {"params": module.gate.parameters(), "lr": 0.1},
         ]
     )

@@ -196,9 +196,12 @@ def test_a_structure_of_another_size_is_refused(units):
 
 
 def test_it_learns_on_digits():
-    """Under weights that never move; the most frequent class of one's own data is worth about .3."""
-    keys = {"local-epochs": 3, "batch-size": 8, "partition.subsample": 600, "clients-per-round": 0, "seed": 3}
-    accuracy = run("fedmask", rounds=8, **keys, **{"partition.alpha": 1.0}).report.accuracy
+    """Under weights that never move; the most frequent class of one's own data is worth about .3.
+
+    With four arithmetics of an Intel Xeon, trained is between .856 and .899, and received between .627 and .802.
+    """
+    keys = {"local-epochs": 3, "batch-size": 8, "partition.subsample": 600, "clients-per-round": 0, "seed": 4}
+    accuracy = run("fedmask", rounds=12, **keys, **{"partition.alpha": 1.0}).report.accuracy
     assert accuracy["trained"]["mean"] > 0.8
     assert accuracy["received"]["mean"] > 0.4
 
