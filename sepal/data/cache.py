@@ -5,22 +5,25 @@ complete, so readers never see an incomplete entry. A lock prevents processes th
 work. If locking or writing is not possible, each process prepares its own arrays in memory. No pickle is used.
 
 By default the cache is beside the data, and so it may come with data from elsewhere: an entry is read as a file of
-somebody else's, and whoever uses it checks what it says. Where there is no place for an entry, it is None: nothing is
-read or written then.
+somebody else's, and whoever uses it checks what it says. An entry with a secret has a seal: an HMAC over the inode, the
+size and the times of each of its files. Nobody can set the time at which an inode was last changed, so a file that was
+changed, replaced or copied since does not fit. Where there is no place for an entry, it is None: nothing is read or
+written then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +33,39 @@ from sepal.storage.regular import TEXT, check_parts, is_regular, read_text
 
 _NAME = re.compile(r"[a-z]+\Z")  # of an array; another one might be a path
 _MOST = 4 * TEXT  # bytes of notes
+_SEAL = "seal"  # hex digits; a file of an entry with a secret
 Arrays = Mapping[str, NDArray[Any]]
+
+
+class Entry(NamedTuple):
+    """Where arrays are kept.
+
+    Attributes:
+        path: Its directory.
+        private: Whether it is for its owner alone: what somebody else has made is not read, and nothing is written in a
+            cache that somebody else has made.
+        secret: The user's secret, with which its files are sealed; None: they are not.
+    """
+
+    path: Path
+    private: bool = False
+    secret: bytes | None = None
+
+    def beside(self, suffix: str) -> Entry:
+        """Return the entry of the same kind whose name ends with ``suffix``."""
+        return self._replace(path=self.path.with_name(f"{self.path.name}{suffix}"))
+
+    def seal_of(self, paths: Iterable[Path]) -> str:
+        """Return the seal of files of this entry, 64 hex digits; empty without a secret.
+
+        Raises:
+            OSError: One is not there.
+        """
+        if self.secret is None:
+            return ""
+        stats = sorted((path.name, path.lstat()) for path in paths)
+        facts = [[name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in stats]
+        return hmac.new(self.secret, json.dumps([self.path.name, facts]).encode(), hashlib.sha256).hexdigest()
 
 
 def key_of(kind: str, *parts: object) -> str:
@@ -38,25 +73,30 @@ def key_of(kind: str, *parts: object) -> str:
     return hashlib.sha256(json.dumps([kind, *parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read(entry: Path | None, private: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+def read(entry: Entry | None) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     """Return an entry's arrays (read-only memory maps) and its notes; None if it is missing or damaged.
 
-    So it is if it leads out of the cache, or has a pipe or a device, which might keep this process waiting; if
-    ``private``, also where somebody else has made the entry or the cache.
+    So it is if it leads out of the cache, or has a pipe or a device, which might keep this process waiting; if private,
+    also where somebody else has made the entry or the cache; with a secret, also if its seal does not fit.
     """
-    if entry is None or (private and not (_is_own(entry.parent) and _is_own(entry))):
+    if entry is None or (entry.private and not (_is_own(entry.path.parent) and _is_own(entry.path))):
         return None
+    directory, cache = entry.path, entry.path.parent
     try:
-        path = entry / "notes.json"
-        text = read_text(path, _MOST, within=entry.parent)
-        check_parts(path, text)
+        notes_path = directory / "notes.json"
+        text = read_text(notes_path, _MOST, within=cache)
+        check_parts(notes_path, text)
         stored = json.loads(text)
         notes = stored["notes"]
-        paths = {name: entry / f"{name}.npy" for name in stored["arrays"]}
+        paths = {name: directory / f"{name}.npy" for name in stored["arrays"]}
         if not isinstance(notes, dict) or not all(map(_NAME.match, paths)):
             return None
-        if not all(is_regular(path, entry.parent) for path in paths.values()):
+        if not all(is_regular(path, cache) for path in paths.values()):
             return None
+        if entry.secret is not None:
+            seal = read_text(directory / _SEAL, TEXT, within=cache)
+            if not hmac.compare_digest(seal.encode(), entry.seal_of([notes_path, *paths.values()]).encode()):
+                return None
         arrays = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}
     except (OSError, ValueError, KeyError, EOFError, TypeError, RecursionError, StateError):
         return None
@@ -71,19 +111,20 @@ def _is_own(directory: Path) -> bool:
         return False
 
 
-def write(entry: Path | None, arrays: Arrays, notes: Mapping[str, Any], private: bool = False) -> bool:
-    """Write an entry unless it exists; if ``private``, for its owner alone. Return False if that is not possible.
+def write(entry: Entry | None, arrays: Arrays, notes: Mapping[str, Any]) -> bool:
+    """Write an entry unless it exists; if private, for its owner alone. Return False if that is not possible.
 
-    Nor is it, if ``private``, in a cache that somebody else has made.
+    Nor is it, if private, in a cache that somebody else has made.
     """
     temporary: Path | None = None
     if entry is None:
         return False
+    cache = entry.path.parent
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        if private and not _is_own(entry.parent):
+        cache.mkdir(parents=True, exist_ok=True)
+        if entry.private and not _is_own(cache):
             return False
-        temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name[:16]}-", dir=entry.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{entry.path.name[:16]}-", dir=cache))
         for name, array in arrays.items():
             with (temporary / f"{name}.npy").open("wb") as file:
                 np.save(file, array, allow_pickle=False)
@@ -92,8 +133,10 @@ def write(entry: Path | None, arrays: Arrays, notes: Mapping[str, Any], private:
         (temporary / "notes.json").write_text(
             json.dumps({"arrays": sorted(arrays), "notes": dict(notes)}), encoding="utf-8"
         )
-        temporary.chmod(0o700 if private else 0o755)
-        _put_in_place(temporary, entry, private)
+        if entry.secret is not None:
+            (temporary / _SEAL).write_text(entry.seal_of(temporary.iterdir()), encoding="utf-8")
+        temporary.chmod(0o700 if entry.private else 0o755)
+        _put_in_place(temporary, entry)
     except OSError:
         return False
     finally:
@@ -102,24 +145,24 @@ def write(entry: Path | None, arrays: Arrays, notes: Mapping[str, Any], private:
     return True
 
 
-def _put_in_place(temporary: Path, entry: Path, private: bool) -> None:
-    """Rename ``temporary`` to ``entry``. A damaged entry is replaced, a complete one is kept."""
+def _put_in_place(temporary: Path, entry: Entry) -> None:
+    """Rename ``temporary`` to the entry's path. A damaged entry is replaced, a complete one is kept."""
     try:
-        temporary.rename(entry)
+        temporary.rename(entry.path)
     except OSError:
-        if read(entry, private) is not None:
+        if read(entry) is not None:
             return
-        shutil.rmtree(entry, ignore_errors=True)
-        temporary.rename(entry)
+        shutil.rmtree(entry.path, ignore_errors=True)
+        temporary.rename(entry.path)
 
 
 @contextlib.contextmanager
-def exclusive(entry: Path | None) -> Iterator[None]:
-    """Hold an entry's lock. Has no effect if locking is not possible, or if the lock is a link or no file."""
-    if entry is None:
+def exclusive(path: Path | None) -> Iterator[None]:
+    """Hold the lock of a path. Has no effect if locking is not possible, or if the lock is a link or no file."""
+    if path is None:
         yield
         return
-    lock = entry.parent / f".{entry.name}.lock"
+    lock = path.parent / f".{path.name}.lock"
     with contextlib.ExitStack() as stack:
         if os.path.lexists(lock) and (lock.is_symlink() or not is_regular(lock)):
             yield  # versions of filelock before 3.20.1 empty the file to which it leads
@@ -127,6 +170,6 @@ def exclusive(entry: Path | None) -> Iterator[None]:
         with contextlib.suppress(OSError, NotImplementedError):
             from filelock import FileLock  # not needed by processes that only read
 
-            entry.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(lock))
         yield

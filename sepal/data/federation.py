@@ -10,7 +10,6 @@ import functools
 import os
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -351,11 +350,12 @@ def _with_owners_noise(spec: DataSpec, source: Source, examples: Examples, tests
     return Examples(x, examples.y)
 
 
-def _entry(spec: DataSpec, state: str) -> Path | None:
+def _entry(spec: DataSpec, state: str) -> cache.Entry | None:
     settings = (spec.partition.model_dump(mode="json", exclude={"noise"}), spec.split.model_dump(mode="json"))
     folder = folder_key(spec.dataset, spec.folder)
     key = cache.key_of("parts", LAYOUT, RULES, spec.dataset, state, *settings, spec.clients, spec.data_seed, *folder)
-    return cache_entry(data_directory(spec.data_dir), key, private=spec.dataset in FILES)
+    private = spec.dataset in FILES  # else somebody else could choose who has what
+    return cache_entry(data_directory(spec.data_dir), key, private)
 
 
 def _table(spec: DataSpec) -> Table:
@@ -373,7 +373,7 @@ def _remembered(spec: DataSpec, state: str) -> Table | DataError:
     table = _from_cache(entry, spec)
     if table is not None:
         return table
-    with cache.exclusive(entry):
+    with cache.exclusive(entry and entry.path):
         table = _from_cache(entry, spec)
         if table is not None:
             return table
@@ -382,7 +382,7 @@ def _remembered(spec: DataSpec, state: str) -> Table | DataError:
         except DataError as error:  # every client of this process would draw the same in vain
             return error
         facts = {"dataset": spec.dataset, "clients": spec.clients}
-        cache.write(entry, {"rows": rows, "ends": ends}, facts, private=spec.dataset in FILES)
+        cache.write(entry, {"rows": rows, "ends": ends}, facts)
     return rows, ends
 
 
@@ -394,8 +394,8 @@ def _compute_table(spec: DataSpec) -> Table:
     return np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
 
-def _from_cache(entry: Path | None, spec: DataSpec) -> Table | None:
-    cached = cache.read(entry, private=spec.dataset in FILES)  # by which somebody else would choose who has what
+def _from_cache(entry: cache.Entry | None, spec: DataSpec) -> Table | None:
+    cached = cache.read(entry)
     if cached is None or {"rows", "ends"} - set(cached[0]):
         return None
     rows, ends = cached[0]["rows"], np.asarray(cached[0]["ends"])

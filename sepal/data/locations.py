@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from sepal.data.cache import Entry
 from sepal.errors import DataError, SepalError
 from sepal.storage.files import write_once
 from sepal.storage.home import private_home
@@ -52,12 +53,13 @@ def cache_directory(data_dir: Path) -> Path:
     return expanded("SEPAL_CACHE", chosen, DataError).absolute() if chosen else home_of(data_dir) / ".sepal-cache"
 
 
-def cache_entry(data_dir: Path, key: str, private: bool = False) -> Path | None:
-    """Return the directory of the entry ``key`` in the cache of data; None if there is none that could be trusted.
+def cache_entry(data_dir: Path, key: str, private: bool = False) -> Entry | None:
+    """Return the entry ``key`` in the cache of data; None if there is none that could be trusted.
 
-    The cache beside the data may be from elsewhere, with entries that fit the files and hold something else. So where
-    data are a user's own, entries there have names that follow from a secret of the user's: whoever does not know it
-    cannot have made one. A digest of the files would not do, as anybody can compute it.
+    The cache beside the data may be from elsewhere, with entries that fit the files and hold something else, or may
+    have been elsewhere since. So where data are a user's own, entries there have names and seals that follow from a
+    secret of the user's: whoever does not know it cannot have made one, nor changed it. A digest of the files would not
+    do, as anybody can compute it.
 
     Args:
         data_dir: Directory of the data, or a file in it.
@@ -69,17 +71,17 @@ def cache_entry(data_dir: Path, key: str, private: bool = False) -> Path | None:
     """
     directory, home = cache_directory(data_dir), home_of(data_dir)
     if os.environ.get("SEPAL_CACHE"):
-        return directory / key
+        return Entry(directory / key, private)
     if os.path.islink(directory) and not is_inside(directory, home):
         expected = f"a directory in {home}, or another one in SEPAL_CACHE"
         raise DataError(str(directory), expected, "a link that leads out of it")
     if not private:
-        return directory / key
+        return Entry(directory / key)
     try:
         secret = write_once(private_home() / SECRET, secrets.token_hex(32).encode())
     except SepalError:
         return None
-    return directory / hmac.new(secret, key.encode(), hashlib.sha256).hexdigest()
+    return Entry(directory / hmac.new(secret, key.encode(), hashlib.sha256).hexdigest(), private, secret)
 
 
 def home_of(data_dir: Path) -> Path:

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from sepal.config import FolderSettings, PartitionSettings
-from sepal.data import DataSpec, client_data, federation, sources
+from sepal.data import DataSpec, cache, client_data, federation, sources
+from sepal.data.cache import Entry
+from sepal.data.locations import SECRET
 from sepal.errors import DataError
+from sepal.storage.home import private_home
 from sepal.strategies.assembly import assemble
 
 CLIENTS, ROWS = 3, 60
@@ -54,6 +57,15 @@ def read(home):
 def entry(home, array):
     (path,) = (home / ".sepal-cache").glob(f"*/{array}.npy")
     return path.parent
+
+
+def seal_again(home):
+    """Seal all entries as the user's own process would: what a reader checks beyond the seal has to hold, too."""
+    secret = (private_home() / SECRET).read_bytes()
+    for notes in (home / ".sepal-cache").glob("*/notes.json"):
+        sealed = Entry(notes.parent, True, secret)
+        files = [path for path in notes.parent.iterdir() if path.name != "seal"]
+        (notes.parent / "seal").write_text(sealed.seal_of(files))
 
 
 def replaced(path, array):
@@ -110,12 +122,63 @@ PLANTED = {
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("what", PLANTED)
-def test_what_is_planted_in_a_cache_beside_data_is_not_used(what, data, tmp_path, forget):
+def test_what_is_planted_in_a_cache_beside_data_is_not_used(what, sealed, data, tmp_path, forget):
     expected = read(data)
     forget()
     PLANTED[what](data, tmp_path / "outside.npy")
+    if sealed:
+        seal_again(data)
     assert read(data) == expected
+
+
+def copied(path):
+    """Replace an entry by a copy with the times of the first one, as a directory that was away comes back."""
+    path.rename(path.with_name("away"))
+    shutil.copytree(path.with_name("away"), path)
+    shutil.rmtree(path.with_name("away"))
+
+
+def changed_in_place(path, array):
+    """Turn an array round, and set its size and times as they were."""
+    file = path / f"{array}.npy"
+    before, values = file.stat(), np.load(file)
+    with file.open("r+b") as opened:
+        opened.seek(before.st_size - values.nbytes)
+        opened.write(values[::-1].tobytes())
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def notes_in_place(path):
+    file = path / "notes.json"
+    before = file.stat()
+    file.write_text(file.read_text().replace('"label"', '"LABEL"', 1).replace('"a"', '"A"', 1))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+SINCE = {  # what somebody who had the directory for a while does to an entry; only the secret is not known to them
+    "an array is turned round": changed_in_place,
+    "a file comes back": lambda path, array: replaced(path / f"{array}.npy", np.load(path / f"{array}.npy")[::-1]),
+    "the entry comes back": lambda path, array: copied(path),
+    "the notes change": lambda path, array: notes_in_place(path),
+    "the seal is gone": lambda path, array: (path / "seal").unlink(),
+    "the seal is another one": lambda path, array: (path / "seal").write_text("0" * 64),
+}
+
+
+@pytest.mark.parametrize("array", ["rows", "y"])
+@pytest.mark.parametrize("what", SINCE)
+def test_an_entry_that_was_changed_since_it_was_made_is_made_again(what, array, data, forget):
+    expected = read(data)
+    forget()
+    path = entry(data, array)
+    SINCE[what](path, array)
+    assert cache.read(Entry(path, True, (private_home() / SECRET).read_bytes())) is None
+    assert read(data) == expected
+    forget()
+    assert cache.read(Entry(entry(data, array), True, (private_home() / SECRET).read_bytes())) is not None
 
 
 def test_no_cache_beside_data_names_code(data, tmp_path, monkeypatch, forget):
@@ -129,6 +192,7 @@ def test_no_cache_beside_data_names_code(data, tmp_path, monkeypatch, forget):
     model = assemble(keys).setup.config.model
     defaults = json.loads((entry(data, "x") / "notes.json").read_text())["notes"]["info"]["defaults"]
     changed(data, defaults={**defaults, "model": "evil:Net"})
+    seal_again(data)
     forget()
     assert assemble(keys).setup.config.model == model
     assert not (tmp_path / "ran").exists()
@@ -192,6 +256,7 @@ def test_a_cache_of_another_user_chooses_nothing_of_own_data(whose, data, forget
             another(data / ".sepal-cache" if whose == "the cache" else entry(data, array))
         elif os.geteuid() == 0:
             shutil.rmtree(entry(data, array))
+    seal_again(data)
     before = sorted(path.name for path in (data / ".sepal-cache").iterdir())
     assert read(data) == expected
     if whose == "the cache":
@@ -207,6 +272,7 @@ def test_a_cache_that_came_with_data_chooses_nothing_however_well_it_fits(array,
     forget()
     path = entry(data, array) / f"{array}.npy"
     replaced(path, np.load(path)[::-1] if array == "rows" else (np.load(path) + 1) % 3)
+    seal_again(data)
     assert read(data) != expected  # for its maker
     forget()
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "a reader's"))

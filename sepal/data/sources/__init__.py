@@ -149,38 +149,38 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
     """Return the source from the cache, or read and cache it."""
     reader = _reader(name)
     keys = folder_key(name, folder)
-    own = name in FILES
-    entry = cache_entry(directory, cache.key_of("source", LAYOUT, name, str(directory), state, *keys), own)
-    cached = _from_cache(entry, own)
+    key = cache.key_of("source", LAYOUT, name, str(directory), state, *keys)
+    entry = cache_entry(directory, key, private=name in FILES)  # a copy of the user's own data
+    cached = _from_cache(entry)
     if cached is not None:
         return cached
-    with cache.exclusive(entry):
-        cached = _from_cache(entry, own)
+    with cache.exclusive(entry and entry.path):
+        cached = _from_cache(entry)
         if cached is not None:
             return cached
-        mixed = entry and entry.with_name(f"{entry.name}-mixed")
+        mixed = entry and entry.beside("-mixed")
         _raise_mixed(mixed)
         try:
             source = _checked(name, _read(reader, name, directory, folder))
         except MixedSizesError as error:  # each run of a plan asks first whether the images have one size
             facts = {"key": error.key, "expected": error.expected, "got": error.got, "files": dict(error.files)}
-            cache.write(mixed, {}, facts, private=True)
+            cache.write(mixed, {}, facts)
             raise
         arrays = {"x": source.x, "y": source.y}
         if source.natural is not None:
             arrays["natural"] = source.natural
         notes = {"info": asdict(source.info), "counts": (source.train_count, source.validation_count)}
-        written = cache.write(entry, arrays, notes, private=own)  # a copy of the user's own data
-    return (_from_cache(entry, own) if written else None) or source
+        written = cache.write(entry, arrays, notes)
+    return (_from_cache(entry) if written else None) or source
 
 
-def _raise_mixed(entry: Path | None) -> None:
+def _raise_mixed(entry: cache.Entry | None) -> None:
     """Raise the error that was found when these files were last read.
 
     Raises:
         MixedSizesError: Images have several sizes.
     """
-    facts = (cache.read(entry, private=True) or ({}, {}))[1]
+    facts = (cache.read(entry) or ({}, {}))[1]
     texts, files = {key: facts.get(key) for key in ("key", "expected", "got")}, facts.get("files")
     if isinstance(files, dict) and all(isinstance(text, str) for text in (*texts.values(), *files.values())):
         error = MixedSizesError(*map(str, texts.values()))
@@ -203,8 +203,8 @@ def _checked(name: str, source: Source) -> Source:
     return source
 
 
-def _from_cache(entry: Path | None, own: bool) -> Source | None:
-    cached = cache.read(entry, own)
+def _from_cache(entry: cache.Entry | None) -> Source | None:
+    cached = cache.read(entry)
     if cached is None:
         return None
     arrays, notes = cached

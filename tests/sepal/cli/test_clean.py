@@ -219,7 +219,7 @@ def test_no_file_of_a_server_that_runs_is_removed(server):
 def test_prepared_data_that_was_not_used_for_long_goes(home, tmp_path):
     keys = [cache.key_of("test", number) for number in range(2)]
     for key in keys:
-        assert cache.write(tmp_path / "cache" / key, {"x": np.zeros(9)}, {})
+        assert cache.write(cache.Entry(tmp_path / "cache" / key), {"x": np.zeros(9)}, {})
     (tmp_path / "cache" / "other").mkdir()
     age(tmp_path / "cache" / keys[0])
     os.utime(tmp_path / "cache" / keys[0], (time.time() - 40 * DAY,) * 2)

@@ -70,7 +70,7 @@ def test_processes_that_start_together_agree_and_leave_whole_entries(fresh):
     assert first.split(" [")[0] == second.split(" [")[0]
     entries = [entry for entry in fresh.iterdir() if entry.is_dir()]
     assert len(entries) == 2  # source and parts; nothing temporary
-    assert all(cache.read(entry) is not None for entry in entries)
+    assert all(cache.read(cache.Entry(entry)) is not None for entry in entries)
 
 
 def parts(cache_directory):
@@ -115,20 +115,20 @@ def test_a_damaged_entry_is_made_anew(fresh, damage):
 
 
 def test_entries_are_read_only_memory_maps_without_pickle(fresh, tmp_path):
-    assert cache.write(tmp_path / "entry", {"a": np.arange(4)}, {"n": 1})
-    arrays, notes = cache.read(tmp_path / "entry")
+    assert cache.write(cache.Entry(tmp_path / "entry"), {"a": np.arange(4)}, {"n": 1})
+    arrays, notes = cache.read(cache.Entry(tmp_path / "entry"))
     assert isinstance(arrays["a"], np.memmap)
     assert not arrays["a"].flags.writeable
     assert notes == {"n": 1}
     with pytest.raises(ValueError, match="Object arrays cannot be saved"):
-        cache.write(tmp_path / "other", {"a": np.array([None])}, {})
+        cache.write(cache.Entry(tmp_path / "other"), {"a": np.array([None])}, {})
     assert not (tmp_path / "other").exists()
 
 
 def test_the_second_writer_leaves_the_first_ones_entry(tmp_path):
-    assert cache.write(tmp_path / "entry", {"a": np.arange(4)}, {})
-    assert cache.write(tmp_path / "entry", {"a": np.arange(9)}, {})
-    assert len(cache.read(tmp_path / "entry")[0]["a"]) == 4
+    assert cache.write(cache.Entry(tmp_path / "entry"), {"a": np.arange(4)}, {})
+    assert cache.write(cache.Entry(tmp_path / "entry"), {"a": np.arange(9)}, {})
+    assert len(cache.read(cache.Entry(tmp_path / "entry"))[0]["a"]) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
