@@ -105,10 +105,10 @@ def compare(
         out: Directory of the runs; by default ``runs/compare``.
         tune: Whether each method's rate is first searched on validation data. What was chosen is shown, and is in the
             column ``lr`` of the frame.
-        jobs: Runs at a time; 0: one per core, or 100 jobs of a cluster.
+        jobs: Runs at a time; 0: one per core, 100 jobs of a cluster, or what the hosts have room for.
         on: ``slurm`` for runs as jobs of Slurm, which go on if this is interrupted, and are taken up again by the same
-            call; ``ray`` for tasks of a Ray cluster, which end with this process. Functions for data or model are then
-            those of a module.
+            call; ``ray`` for tasks of a Ray cluster, or ``ssh`` for processes on the hosts that ``$SEPAL_HOSTS`` names,
+            both of which end with this process. Functions for data or model are then those of a module.
         progress: Whether to show bars. Without it, the lines of the start are logged, as by :func:`run`.
         settings: Method or variant → keys for it alone, such as ``{"fedpse": {"keep": [0.01, 0.1]}}``; a list makes a
             variant of each value.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sepal.study.comparison import Comparison
     from sepal.study.plans.model import PlanFile, PlannedRun
 
-On = Annotated[str, typer.Option("--on", metavar="PLACE", help="Where runs are executed: local, slurm or ray.")]
+On = Annotated[str, typer.Option("--on", metavar="PLACE", help="Where runs are executed: local, slurm, ray or ssh.")]
 Jobs = Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core, or 100 jobs of a cluster.")]
 
 

@@ -83,12 +83,12 @@ def _kill_a_node_that_runs_something(cluster, out: Path, command: subprocess.Pop
         going = [
             name
             for name in NAMES
-            if (claims := read_claims(out / name)) and claims[-1].pid in of_node and _goes_on(out / name)
+            if (claims := read_claims(out / name)) and claims[-1].pid in of_node and is_going_on(out / name)
         ]
         if going:
             for process in cluster.processes("n2"):
                 process.suspend()  # so that no run ends before its node does
-            going = [name for name in going if _goes_on(out / name)]
+            going = [name for name in going if is_going_on(out / name)]
             cluster.kill_node("n2")
             cluster.start_node("n2")
             if going:
@@ -97,7 +97,7 @@ def _kill_a_node_that_runs_something(cluster, out: Path, command: subprocess.Pop
     raise AssertionError("no run on the second node")
 
 
-def _goes_on(run: Path) -> bool:
+def is_going_on(run: Path) -> bool:
     return any((run / "checkpoints").glob("round-*")) and not (run / "summary.json").exists()
 
 

@@ -23,7 +23,7 @@ from sepal.runs.claims import newest_number, read_claim
 from sepal.runs.processors import processor
 from sepal.runs.stored_run import stored_summary
 from sepal.storage.files import check_owner, write_once
-from sepal.study.clusters.ray_task import CORES, NUMBER
+from sepal.study.clusters.ray_task import CORES, TASK
 from sepal.study.clusters.records import JOBS, JobEnd, Submission, drop_end, read_submission, write_end
 
 BAD_INPUT, FAULT, SUPERSEDED = 2, 1, 75  # 75: sysexits' EX_TEMPFAIL
@@ -34,8 +34,8 @@ def main() -> None:
     """Execute the run that the file in the first argument describes."""
     begun, file = time.monotonic(), Path(sys.argv[1])
     out, name, cores = file.parents[2], file.parent.name, cores_of_job()
-    code, line, job = 0, "", os.environ.get(NUMBER) or os.environ.get("SLURM_JOB_ID", "")
-    if NUMBER in os.environ:
+    code, line, job = 0, "", number_of_job()
+    if TASK in os.environ:
         Thread(target=_end_with_task, daemon=True).start()
     try:
         check_owner(out / JOBS)
@@ -100,7 +100,7 @@ def run(submission: Submission, out: Path, cores: int) -> None:
 
 
 def _end_with_task() -> None:
-    """End this process with the task of Ray that started it: then its standard input closes, to which nobody writes."""
+    """End this process with the task that started it: then its standard input closes, to which nobody writes."""
     sys.stdin.buffer.read()
     os._exit(FAULT)
 
@@ -112,11 +112,14 @@ def described() -> str:
     return f"{number_in_words()}, start {start}"
 
 
+def number_of_job() -> str:
+    """Return this job's number; empty if it has none."""
+    return os.environ.get(TASK, "").rpartition(" ")[2] or os.environ.get("SLURM_JOB_ID", "")
+
+
 def number_in_words() -> str:
     """Return this job without its start: ``slurm 12``, or ``ray 34``."""
-    if number := os.environ.get(NUMBER):
-        return f"ray {number}"
-    return f"slurm {os.environ.get('SLURM_JOB_ID', '?')}"
+    return os.environ.get(TASK) or f"slurm {os.environ.get('SLURM_JOB_ID', '?')}"
 
 
 def cores_of_job() -> int:

@@ -9,7 +9,7 @@ from sepal.errors import ConfigError
 from sepal.study.plans.execute import Display, Place, PlanWorkers
 from sepal.study.plans.model import PlanFile
 
-LOCAL, SLURM, RAY = "local", "slurm", "ray"
+LOCAL, SLURM, RAY, SSH = "local", "slurm", "ray", "ssh"
 AT_A_TIME = 100  # jobs of a cluster, queued or running, if nothing else is said
 
 
@@ -17,8 +17,8 @@ def place_of(on: str, jobs: int, plan: PlanFile, file: str = "") -> tuple[Place 
     """Return what makes the workers, None for processes on this machine, and the runs at a time.
 
     Args:
-        on: ``local``, ``slurm`` or ``ray``.
-        jobs: Runs at a time; 0: one for each core of this machine, or many jobs of a cluster.
+        on: ``local``, ``slurm``, ``ray`` or ``ssh``.
+        jobs: Runs at a time; 0: one for each core of this machine, many jobs of a cluster, or what hosts have room for.
         plan: The plan, which says what its runs ask for.
         file: The plan file's name, for messages.
 
@@ -27,8 +27,8 @@ def place_of(on: str, jobs: int, plan: PlanFile, file: str = "") -> tuple[Place 
     """
     if on == LOCAL:
         return None, jobs
-    if on not in (SLURM, RAY):
-        raise ConfigError("--on", f"{LOCAL}, {SLURM} or {RAY}", on)
+    if on not in (SLURM, RAY, SSH):
+        raise ConfigError("--on", f"{LOCAL}, {SLURM}, {RAY} or {SSH}", on)
     asked = plan.asked(file)
 
     def workers_in(out: Path, workers: int, display: Display) -> PlanWorkers[Any]:
@@ -36,8 +36,17 @@ def place_of(on: str, jobs: int, plan: PlanFile, file: str = "") -> tuple[Place 
             from sepal.study.clusters.ray_cluster import RayTasks
 
             return RayTasks(out, asked, plan.one_processor, workers, display)
+        if on == SSH:
+            from sepal.study.clusters.ssh import SshTasks
+
+            return SshTasks(out, asked, plan.one_processor, workers, display)
         from sepal.study.clusters.slurm import SlurmJobs
 
         return SlurmJobs(out, asked, plan.one_processor, workers, display)
 
+    if on == SSH:
+        from sepal.study.clusters.ssh import hosts
+
+        room = sum(hosts().values())
+        return workers_in, min(jobs or room, room)
     return workers_in, jobs or AT_A_TIME

@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-NUMBER, CORES = "SEPAL_RAY_JOB", "SEPAL_RAY_CORES"
+TASK, CORES = "SEPAL_TASK", "SEPAL_TASK_CORES"  # its kind and number, as ``ray 12``; the cores that it has
 
 
 def execute(python: str, file: str, log: str, environment: Mapping[str, str]) -> int:

@@ -15,8 +15,9 @@ from sepal.errors import ConfigError, StateError
 from sepal.runs.claims import read_claims
 from sepal.runs.stored_run import stored_summary
 from sepal.study.clusters import ray_cluster
+from sepal.study.clusters import tasks as task_module
 from sepal.study.clusters.ray_cluster import RayTasks, connected, options_of
-from sepal.study.clusters.ray_task import CORES, NUMBER
+from sepal.study.clusters.ray_task import CORES, TASK
 from sepal.study.clusters.records import (
     Submission,
     log_file,
@@ -26,11 +27,9 @@ from sepal.study.clusters.records import (
     watched_jobs,
     write_submission,
 )
-from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.resources import Resources
 from sepal.user_modules import DEFINED
-
-KEYS = {"method": "local", "dataset": "digits", "clients": 2, "rounds": 1, "partition.subsample": 60, "seed": 0}
+from tests.sepal.study.clusters.planned_runs import KEYS, Shown, is_the_end, planned
 
 
 class PretendedRay:
@@ -79,28 +78,12 @@ class PretendedRay:
         self.pool.shutdown(wait=False)
 
 
-class Shown:
-    """A display that keeps what it shows."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def begin(self, run):
-        self.lines.append(f"{run.name} begins")
-
-    def look(self):
-        pass
-
-    def say(self, text):
-        self.lines.append(text)
-
-
 @pytest.fixture
 def ray(monkeypatch):
     pretended = PretendedRay()
     monkeypatch.setattr(ray_cluster, "connected", lambda: pretended)
-    monkeypatch.setattr(ray_cluster, "POLL", 0.05)
-    monkeypatch.setattr(ray_cluster, "GRACE", 0.0)
+    monkeypatch.setattr(task_module, "POLL", 0.05)
+    monkeypatch.setattr(task_module, "GRACE", 0.0)
     return pretended
 
 
@@ -112,20 +95,9 @@ def tasks(ray, tmp_path, monkeypatch):
     workers.close()
 
 
-def _ended(workers, going):
-    until = time.monotonic() + 120
-    while not (over := workers.ended([going])):
-        assert time.monotonic() < until
-    return over == [going]
-
-
-def planned(**keys):
-    return PlannedRun("", "", "local", 0, {**KEYS, "name": "r", **keys})
-
-
 def test_a_task_makes_its_run_and_its_claim_says_which_task_it_was(ray, tasks, tmp_path):
     going = tasks.start(planned(), 1)
-    assert _ended(tasks, going)
+    assert is_the_end(tasks, going)
     assert tasks.trouble(going) == ""
     assert stored_summary(tmp_path / "r")
     number = read_submission(tmp_path, "r").job
@@ -139,20 +111,20 @@ def test_a_task_makes_its_run_and_its_claim_says_which_task_it_was(ray, tasks, t
 def test_a_run_whose_task_is_lost_is_submitted_once_more_without_a_newer_checkpoint(ray, tasks, tmp_path):
     ray.failures = [RuntimeError("The node died")]
     going = tasks.start(planned(), 1)
-    assert _ended(tasks, going)
+    assert is_the_end(tasks, going)
     assert tasks.trouble(going) == ""
     assert len(ray.environments) == 2
-    assert len({environment[NUMBER] for environment in ray.environments}) == 2
+    assert len({environment[TASK] for environment in ray.environments}) == 2
     ray.failures = [RuntimeError("The node died"), RuntimeError("The node\ndied again")]
     going = tasks.start(planned(name="s"), 1)
-    assert _ended(tasks, going)
+    assert is_the_end(tasks, going)
     assert tasks.trouble(going) == f"The node died again ({log_file(tmp_path, 's')})"
     assert read_submission(tmp_path, "s").state == "FAILED"
 
 
 def test_an_error_of_the_run_itself_is_its_last_word_and_is_not_tried_again(ray, tasks):
     going = tasks.start(planned(**{"partition.subsample": -1}), 1)
-    assert _ended(tasks, going)
+    assert is_the_end(tasks, going)
     assert "partition.subsample" in tasks.trouble(going)
     assert len(ray.environments) == 1
 
@@ -162,7 +134,7 @@ def test_a_run_ends_with_the_task_that_started_it(tmp_path):
     watched_jobs(tmp_path)
     keys = {**KEYS, "name": "endless", "rounds": 10000, "out": str(tmp_path)}
     write_submission(tmp_path, Submission("endless", keys, str(tmp_path), workers=1, job="12"))
-    environment = {**os.environ, NUMBER: "12", CORES: "1"}
+    environment = {**os.environ, TASK: "ray 12", CORES: "1"}
     command = [sys.executable, "-m", "sepal.study.clusters.job", str(submission_file(tmp_path, "endless"))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
     metrics = tmp_path / "endless" / "metrics.jsonl"
