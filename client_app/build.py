@@ -231,6 +231,7 @@ def build_host(
     digest = _digest(shared, node, store, data)
     refuse_streams(setup.config, data, node.client)
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
+    scale_of_inputs = data.scale  # the data themselves are not kept beside their tensors
     shown = judged = validation
     if setup.config.evaluate.validation_apart:
         shown, judged = ((validation[0][first::2], validation[1][first::2]) for first in (0, 1))
@@ -264,9 +265,9 @@ def build_host(
     evaluator = Evaluator(
         test,
         judged,
-        lambda: scaled(pooled(shared, source, clients), data.scale, shared.device),
-        lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
-        lambda: corrupted(shared, node.client, data.test),
+        lambda: scaled(pooled(shared, source, clients), scale_of_inputs, shared.device),
+        lambda: shift(shared, source, clients, node.client, len(test[1]), scale_of_inputs),
+        lambda: corrupted(shared, node.client, test[0], test[1]),
         setup.task,
         scale,
         lambda view: trainer.randomness(trainer.round, f"evaluate {view}"),

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from sepal.config import Mark, RunConfig, marked
-from sepal.data import ClientData, Examples, FederatedData
+from sepal.data import ClientData, FederatedData
 from sepal.data.corruption import corrupt
 from sepal.data.scaling import Scale
 from sepal.data.streams import Stream
 from sepal.errors import ConfigError
 from sepal.rng import derive
-from sepal.training.columns import tensors
+from sepal.training.columns import Part, tensors
 from sepal.training.evaluation import Shift, no_examples
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def shift(
     return Shift(torch.from_numpy(rng.permutation(examples)).to(shared.device), others)
 
 
-def corrupted(shared: Shared, client: str, test: Examples) -> Pair:
-    """Return the client's test part, corrupted; the noise is the same for every method."""
+def corrupted(shared: Shared, client: str, x: Part, y: Part) -> Pair:
+    """Return the client's test part, in memory, corrupted; the noise is the same for every method."""
     settings = shared.assembly.setup.config.evaluate
     rng = derive(shared.assembly.setup.config.seed, "corruption", client)
-    x = corrupt(test.x, shared.assembly.info, settings.corruption, settings.severity, rng)
-    return tensors(Examples(x, test.y), shared.device)
+    noisy = corrupt(x[:].cpu().numpy(), shared.assembly.info, settings.corruption, settings.severity, rng)
+    return torch.from_numpy(noisy).to(shared.device), y[:]
 
 
 def class_weights(labels: torch.Tensor, classes: int) -> torch.Tensor:

@@ -197,6 +197,8 @@ def _streams(
 def _validation(train: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
     """Split off the validation part."""
     rest, held_out = _places(len(train), fraction, seed)
+    if not len(held_out):
+        return train, Examples(train.x[:0], train.y[:0])
     return Examples(train.x[rest], train.y[rest]), Examples(train.x[held_out], train.y[held_out])
 
 
