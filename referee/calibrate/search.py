@@ -248,7 +248,7 @@ class Evidence:
         """
         accuracies, diverged = self._results.setdefault((dataset, method, clip, pinned), ({}, {}))
         return Trials(
-            dataset, method, setting.grid, accuracies, setting.own_keys(method), setting.growth, clip, diverged
+            dataset, method, setting.rates(method), accuracies, setting.own_keys(method), setting.growth, clip, diverged
         )
 
     def add(self, record: RunRecord) -> None:

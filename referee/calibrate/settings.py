@@ -22,8 +22,8 @@ PINNED: Mapping[str, Mapping[str, str]] = {
 }
 """Method → run-config keys that all its trials with a margin have."""
 
-UNCLIPPED: frozenset[str] = frozenset(_TABLE["unclipped"])
-"""Methods that refuse ``clip-gradient``."""
+UNCLIPPED: Mapping[str, tuple[float, ...]] = {method: tuple(rates) for method, rates in _TABLE["unclipped"].items()}
+"""Methods that refuse ``clip-gradient``, and the rates that they are tried at beyond a data set's grid."""
 
 
 class Setting(BaseModel):
@@ -62,6 +62,10 @@ class Setting(BaseModel):
         if self.margin and method not in self.margin:
             return None
         return 0.0 if method in UNCLIPPED else GRADIENT_NORM
+
+    def rates(self, method: str) -> tuple[float, ...]:
+        """Return the learning rates that are tried first for a method, in ascending order."""
+        return tuple(sorted({*self.grid, *UNCLIPPED.get(method, ())}))
 
     @property
     def growth(self) -> int:
