@@ -14,8 +14,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sepal.errors import ConfigError, one_line
+from sepal.errors import ConfigError, StateError, one_line
+from sepal.names import NAME
 from sepal.operation.expiry import read_certificate
+from sepal.storage.regular import read_bytes, read_text
 
 
 def _pem_key(data: bytes) -> Any:
@@ -27,6 +29,7 @@ def _ssh_key(data: bytes) -> Any:
 
 
 REVOKED = ".revoked"  # of a public key that is not registered again
+LARGEST = 1 << 16  # bytes of a certificate or a key; an endless file would fill the memory
 
 # File → a description of its content, and the function that reads it
 _FORMS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
@@ -151,11 +154,22 @@ class NodeCredentials:
 
     @property
     def name(self) -> str:
-        """The client's name, which `sepal certs` wrote beside the public key; empty if it is not here."""
+        """The client's name, which `sepal certs` wrote beside the public key; empty if it is not here.
+
+        Whoever made the key has written it, and a client's directories are called so.
+
+        Raises:
+            ConfigError: It is no client's name, such as a path.
+        """
+        file = self.key.with_suffix(".pub")
         try:
-            return self.key.with_suffix(".pub").read_text(encoding="utf-8").split()[2]
-        except (OSError, ValueError, IndexError):
+            written = read_text(file, LARGEST).split()[2]
+        except (OSError, StateError, IndexError):
             return ""
+        if not NAME.match(written):
+            expected = "a client's name behind the key: at most 64 letters, digits, '.', '_' or '-'"
+            raise ConfigError(str(file), expected, one_line(written, 80))
+        return written
 
     @property
     def key(self) -> Path:
@@ -174,10 +188,9 @@ def fingerprint(public_key: Path) -> str:
         OSError: It cannot be read.
         ValueError: It is not a key that Flower takes: OpenSSH's format, on the curve P-384.
     """
-    text = public_key.read_bytes()
     try:
-        key = serialization.load_ssh_public_key(text)
-    except UnsupportedAlgorithm as reason:
+        key = serialization.load_ssh_public_key(read_bytes(public_key, LARGEST))
+    except (UnsupportedAlgorithm, StateError) as reason:
         raise ValueError(str(reason)) from None
     if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
         raise ValueError("not a key on the curve P-384")
@@ -196,6 +209,6 @@ def _check(folder: Path, names: tuple[str, ...], private: tuple[str, ...]) -> No
     for name in names:
         expected, read = _FORMS[name]
         try:
-            read((folder / name).read_bytes())
+            read(read_bytes(folder / name, LARGEST))
         except (OSError, ValueError, TypeError) as reason:
             raise ConfigError(str(folder / name), expected, one_line(str(reason), 120)) from None
