@@ -22,7 +22,7 @@ from sepal.data.growing import PARTS
 from sepal.data.scaling import Scale
 from sepal.data.streams import Stream
 from sepal.errors import ConfigError, DamagedError, StateError
-from sepal.storage.files import read_tensors, write_once, write_tensors
+from sepal.storage.files import check_lock, read_tensors, write_once, write_tensors
 
 log = logging.getLogger("sepal")
 FILE, PIN, LOCK = "data.frozen", "data.digest", "data.lock"
@@ -59,6 +59,7 @@ class FrozenData(DerivedData):
         if not self.source.private:
             expected = "refuse where a client has a part of shared files (sepal join --data, or --data-dir alone)"
             raise ConfigError("data-changes", expected, "freeze")
+        check_lock(self.directory / LOCK)
         try:
             lock = FileLock(self.directory / LOCK, PATIENCE).acquire()
         except Timeout:

@@ -25,6 +25,7 @@ from sepal.errors import DamagedError, StateError, one_line
 from sepal.protocol.messages import Content, Order, Reply, is_version, version_round
 from sepal.protocol.types import Scalar
 from sepal.storage.files import (
+    check_lock,
     check_owner,
     check_room,
     make_directory,
@@ -33,6 +34,7 @@ from sepal.storage.files import (
     write_once,
     write_tensors,
 )
+from sepal.storage.regular import is_regular
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -145,8 +147,7 @@ class DiskStateStore:
             StateError: Another process holds the lock: usually two SuperNodes on one state directory. Or the lock is no
                 file that can be written.
         """
-        if (self.directory / "lock").is_symlink():
-            raise StateError(str(self.directory / "lock"), "a file that is no symbolic link", "a symbolic link")
+        check_lock(self.directory / "lock")
         try:
             lock = FileLock(self.directory / "lock", patience).acquire()
         except Timeout:
@@ -191,7 +192,7 @@ class DiskStateStore:
 
     def load(self, version: str) -> Stored | None:
         """Return the version; None if it is missing or damaged, or its name empty. A damaged file is renamed."""
-        if not version or not (path := self._path(version)).exists():
+        if not version or not is_regular(path := self._path(version), self.directory):
             return None
         try:
             arrays, text = read_tensors(path)
@@ -230,6 +231,8 @@ class DiskStateStore:
 
     def origin(self, version: str) -> VersionOrigin | None:
         """Return the message that led to ``version``; None if it is missing or damaged."""
+        if not is_regular(self._origin_path(version), self.directory):
+            return None
         try:
             arrays, text = read_tensors(self._origin_path(version))
             self._check(self._origin_path(version), version, text)

@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.errors import StateError
-from sepal.storage.regular import TEXT, check_parts, is_regular, read_text
+from sepal.storage.files import check_lock
+from sepal.storage.regular import TEXT, check_parts, check_regular, is_regular, read_text
 
 _NAME = re.compile(r"[a-z]+\Z")  # of an array; another one might be a path
 _MOST = 4 * TEXT  # bytes of notes
@@ -164,8 +165,11 @@ def exclusive(path: Path | None) -> Iterator[None]:
         return
     lock = path.parent / f".{path.name}.lock"
     with contextlib.ExitStack() as stack:
-        if os.path.lexists(lock) and (lock.is_symlink() or not is_regular(lock)):
-            yield  # versions of filelock before 3.20.1 empty the file to which it leads
+        try:
+            check_lock(lock)
+            check_regular(lock)
+        except (StateError, ValueError):
+            yield
             return
         with contextlib.suppress(OSError, NotImplementedError):
             from filelock import FileLock  # not needed by processes that only read

@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from sepal.data.cache import Entry
@@ -16,6 +18,7 @@ from sepal.storage.home import private_home
 from sepal.storage.regular import expanded, is_inside
 
 SECRET = "cache-secret"  # in the home of this user
+YOURS = "(or, if the links are yours, set SEPAL_FOLLOW_LINKS=1)"
 
 
 def data_directory(data_dir: str | Path) -> Path:
@@ -92,8 +95,9 @@ def home_of(data_dir: Path) -> Path:
 def check_links(directory: Path, paths: Iterable[Path], kept: Path | None = None) -> None:
     """Refuse files of a data set that a link takes from elsewhere, such as a private file of the reader's.
 
-    The directory itself may be a link: whoever names it chooses it. With ``$SEPAL_FOLLOW_LINKS`` = ``1`` nothing is
-    refused: whoever sets it has made the links.
+    So does a hard link, which an archive can make to any file below the directory in which it is unpacked: a file has
+    no further names but those of other files of the data set. The directory itself may be a link: whoever names it
+    chooses it. With ``$SEPAL_FOLLOW_LINKS`` = ``1`` nothing is refused: whoever sets it has made the links.
 
     Args:
         directory: The data set.
@@ -101,18 +105,36 @@ def check_links(directory: Path, paths: Iterable[Path], kept: Path | None = None
         kept: Another directory into which links may lead; None: there is none.
 
     Raises:
-        DataError: One is a link that leads out of ``directory`` and ``kept``, or lies in a directory that is.
+        DataError: One is a link that leads out of ``directory`` and ``kept``, or lies in a directory that is; or it
+            has a name that is not among ``paths``.
     """
     if os.environ.get("SEPAL_FOLLOW_LINKS") == "1":
         return
     allowed, below = [directory, *([kept] if kept else [])], dict.fromkeys(paths)
+    _check_names(directory, list(below))
     for path in list(below):
         while path != directory and (path := path.parent) not in below:
             below[path] = None
     for path in below:
         if path != directory and os.path.islink(path) and not any(is_inside(path, home) for home in allowed):
-            expected = f"a file or directory in {directory} (or, if the links are yours, set SEPAL_FOLLOW_LINKS=1)"
-            raise DataError(str(path), expected, "a link that leads out of it")
+            raise DataError(str(path), f"a file or directory in {directory} {YOURS}", "a link that leads out of it")
+
+
+def _check_names(directory: Path, paths: Iterable[Path]) -> None:
+    """Refuse files that have further names, but those that are among ``paths``; the directory may be one by itself."""
+    others: dict[tuple[int, int], int] = {}  # file to its names that have not been seen
+    first: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()  # a link that stays in the data set may lead to such a name
+            if path != directory and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                file = status.st_dev, status.st_ino
+                others[file] = others.get(file, status.st_nlink) - (not path.is_symlink())
+                first.setdefault(file, path)
+    for file, count in others.items():
+        if count > 0:
+            expected = f"a file without names out of {directory} {YOURS}"
+            raise DataError(str(first[file]), expected, f"{count} more, by hard links")
 
 
 def downloads_allowed() -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sepal.errors import StateError, printable
+from sepal.storage.files import separate
 from sepal.storage.regular import ROWS, check_parts, read_bytes
 
 Line = Mapping[str, Any]
@@ -53,6 +54,7 @@ def cleaned(value: Any) -> Any:
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Append ``lines``, of JSON's own types; synced when this returns."""
     text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    separate(path)
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
@@ -73,6 +75,7 @@ def keep_until(path: Path, last: int) -> None:
                 break
             bytes_read += len(line)
     if bytes_read < size:
+        separate(path)
         os.truncate(path, bytes_read)  # a single system call, so a kill leaves no state in between
 
 

@@ -38,7 +38,7 @@ from sepal.server.rules import check_central
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.simulated_time import read_profile
-from sepal.storage.files import check_owner, private_directory, write_atomically
+from sepal.storage.files import check_lock, check_owner, private_directory, write_atomically
 from sepal.storage.regular import check_tree
 from sepal.strategies.assembly import Assembly
 from sepal.strategies.registry import as_begun
@@ -277,8 +277,7 @@ class RunDirectory:
 
 def _lock_for_job(path: Path, job: str) -> tuple[FileLock, Claim]:
     """Take the run over for a job, and lock the directory as soon as the job before has noticed it."""
-    if (path / ".lock").is_symlink():
-        raise StateError(str(path / ".lock"), "a file", "a link")
+    check_lock(path / ".lock")
     claim, lock = take_claim(path, job), FileLock(path / ".lock")
     try:
         lock_after_predecessor(claim, lock, LOCK_PATIENCE)
@@ -294,8 +293,7 @@ def _lock(path: Path) -> FileLock:
     """
     lock = FileLock(path / ".lock")
     try:
-        if (path / ".lock").is_symlink():  # versions of filelock before 3.20.1 empty the file to which it leads
-            raise StateError(str(path / ".lock"), "a file", "a link")
+        check_lock(path / ".lock")
         lock.acquire(timeout=LOCK_PATIENCE)
     except Timeout:
         raise StateError(str(path), "no other process that runs it", "one that has it open") from None

@@ -220,12 +220,44 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
+def separate(path: Path) -> None:
+    """Give a file that is to be written in place an inode of its own, if it has further names, which are hard links.
+
+    An archive that was unpacked in a directory may have made one to any file below it: what is written would be in
+    that file. The others keep the content.
+
+    Raises:
+        StateError: There is no room for a copy.
+    """
+    target = Path(os.path.realpath(path))  # a link that stays in the directory may lead to such a name
+    with suppress(OSError):
+        status = target.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            with open(target, "rb") as file, _replacing(target, True, status.st_size, 0o600) as copy:
+                shutil.copyfileobj(file, copy)
+
+
+def check_lock(path: Path) -> None:
+    """Refuse a lock that is another file: versions of filelock before 4 would empty it.
+
+    Raises:
+        StateError: It is a link, or a further name of a file that is not empty.
+    """
+    with suppress(OSError):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            raise StateError(str(path), "a file", "a link")
+        if stat.S_ISREG(status.st_mode) and status.st_size and status.st_nlink > 1:
+            raise StateError(str(path), "a file of its own", "a further name of another file, which is not empty")
+
+
 def append_durably(path: Path, data: bytes) -> None:
     """Add ``data`` at the end of a file, which is made with mode 600 if it is missing; durable when this returns.
 
     Raises:
         StateError: It cannot be written, as on a full disk; a part of ``data`` may then be there.
     """
+    separate(path)
     is_new = not path.exists()
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -29,7 +29,7 @@ from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.types import Kind
 from sepal.runs.stored_run import stored_summary
 from sepal.secure.client import SecureClient
-from sepal.storage.files import check_owner, everything_below
+from sepal.storage.files import check_lock, check_owner, everything_below
 from sepal.storage.home import home
 from sepal.storage.regular import read_text
 from sepal.storage.toml_text import parse_toml
@@ -98,11 +98,10 @@ def remove(item: Leftover) -> bool:
         return False
     with ExitStack() as stack:
         if item.lock is not None:
-            if item.lock.is_symlink():
-                return False
             try:
+                check_lock(item.lock)
                 stack.enter_context(FileLock(item.lock, timeout=0))
-            except (Timeout, OSError):
+            except (StateError, Timeout, OSError):
                 return False
         size, used = _measured(item.files)
         if size != item.bytes or used > item.used:

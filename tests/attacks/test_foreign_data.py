@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import struct
 import sys
 import zlib
@@ -380,6 +381,58 @@ def test_no_link_in_a_directory_takes_a_file_of_the_readers_to_a_model(what, tmp
     taken_from(path, tmp_path / "private" / path.name)
     with pytest.raises(DataError, match="a link that leads out of it"):
         read_inputs(home, ("a", "b"))
+
+
+def also_called(path, other):
+    """Give a file, or each file of a directory, a further name elsewhere, as an archive can make it."""
+    other.mkdir()
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    for number, file in enumerate(files):
+        os.link(file, other / str(number))
+
+
+@pytest.mark.parametrize("what", LINKED)
+def test_no_further_name_of_a_file_of_the_readers_takes_it_into_a_data_set(what, tmp_path, monkeypatch):
+    home = tmp_path / "data"
+    home.mkdir()
+    path = LINKED[what](home)
+    expected = read_by_a_run(home)
+    also_called(path, tmp_path / "private")
+    with pytest.raises(DataError, match=r"expected a file without names out of .*data .*, got 1 more, by hard links"):
+        read_by_a_run(home)
+    monkeypatch.setenv("SEPAL_FOLLOW_LINKS", "1")
+    assert read_by_a_run(home) == expected
+
+
+@pytest.mark.parametrize("what", ["a table", "arrays", "an image", "an array"])
+def test_no_further_name_of_a_file_of_the_readers_takes_it_to_a_model(what, tmp_path):
+    home = tmp_path / "data"
+    home.mkdir()
+    also_called(LINKED[what](home), tmp_path / "private")
+    with pytest.raises(DataError, match="1 more, by hard links"):
+        read_inputs(home, ("a", "b"))
+
+
+def test_files_of_a_data_set_that_are_one_are_read(tmp_path):
+    home = tmp_path / "data"
+    image = images_below(home) / "a" / "0.png"
+    os.link(image, home / "b" / "the same.png")
+    read_by_a_run(home)
+    table = table_at(tmp_path / "t.csv")
+    os.link(table, tmp_path / "private")
+    read_by_a_run(table)  # the reader has named this file itself
+
+
+def test_a_link_to_a_further_name_takes_nothing_into_a_data_set(tmp_path):
+    home = tmp_path / "data"
+    home.mkdir()
+    path = table_at(home / "t.csv")
+    path.rename(home / "blob")
+    path.symlink_to("blob")
+    read_by_a_run(home)
+    os.link(home / "blob", tmp_path / "private")
+    with pytest.raises(DataError, match="more, by hard links"):
+        read_by_a_run(home)
 
 
 def test_a_snapshot_of_the_hubs_client_is_read_though_its_files_are_links(tmp_path):

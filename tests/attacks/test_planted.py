@@ -217,12 +217,13 @@ def test_a_list_of_runs_has_no_escapes_of_their_names(tmp_path):
     assert "\x1b" not in result.output
 
 
-def test_no_link_of_a_run_takes_a_private_file_to_mlflow(tmp_path, monkeypatch):
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_no_link_of_a_run_takes_a_private_file_to_mlflow(link, tmp_path, monkeypatch):
     """The tracking server may be one that the author of the run can read."""
     (tmp_path / "private").write_text("secret")
     run = write_run(tmp_path / "a", closing=[0.5, 0.6])
     (run / "checkpoints").mkdir(exist_ok=True)
-    (run / "checkpoints" / "round-999999.safetensors").symlink_to(tmp_path / "private")
+    link(tmp_path / "private", run / "checkpoints" / "round-999999.safetensors")
     monkeypatch.setitem(sys.modules, "mlflow.entities", MagicMock())
     monkeypatch.setattr(mlflow_tracker, "find_spec", lambda name: None)
     client = MagicMock()

@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from sepal.errors import ConfigError, one_line
+from sepal.errors import ConfigError, StateError, one_line
 from sepal.report.files import by_round
 from sepal.report.page import write_html
 from sepal.runs.stored_run import StoredRun
+from sepal.storage.files import read_tensors
 from sepal.storage.regular import is_regular
 
 FILES = ("config.toml", "summary.json", "metrics.jsonl")
@@ -78,6 +79,15 @@ def check_artifacts(place: str, location: str, option: str) -> None:
         raise ConfigError(option, expected, f"{place}, whose files go to {one_line(location, 200)}")
 
 
+def _is_checkpoint(file: Path) -> bool:
+    """Return whether a file is one that Sepal wrote, and no further name of a private one: the others were read."""
+    try:
+        read_tensors(file)
+    except StateError:
+        return False
+    return True
+
+
 def _log(client: Any, experiment_id: str, run: StoredRun) -> None:
     from mlflow.entities import Metric, Param
 
@@ -91,7 +101,8 @@ def _log(client: Any, experiment_id: str, run: StoredRun) -> None:
         client.log_batch(run_id, metrics=figures)
     model = sorted((run.path / "checkpoints").glob("round-*.safetensors"))[-1:]
     for file, folder in chain(((run.path / name, None) for name in FILES), ((path, "model") for path in model)):
-        if is_regular(file, run.path):  # a run from elsewhere may have links to private files
+        if is_regular(file, run.path) and (not folder or _is_checkpoint(file)):
+            # A run from elsewhere may have links to private files.
             client.log_artifact(run_id, str(file), folder)
     if find_spec("altair"):  # the extra report
         with TemporaryDirectory() as scratch:

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from sepal.errors import ConfigError, StateError, printable
 from sepal.server.run_store.disk import checkpoints_of
-from sepal.storage.files import check_owner, private_directory, write_atomically
+from sepal.storage.files import check_lock, check_owner, private_directory, separate, write_atomically
 from sepal.storage.json_record import LATEST, read_record
 from sepal.storage.regular import check_inside, check_regular, read_text
 from sepal.study.plans.model import PlannedRun
@@ -133,6 +133,7 @@ def watched_jobs(out: Path) -> tuple[Path, FileLock]:
     """
     directory = job_directory(out)
     lock = FileLock(directory / LOCK)
+    check_lock(directory / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -150,8 +151,8 @@ def newest_checkpoint(run: Path) -> int:
 
 def note_look(directory: Path) -> None:
     """Note in ``OUT/jobs`` that the cluster has just said how all jobs are: the time is that of an empty file."""
-    with suppress(OSError):  # without it, a state is only said to be an old one
-        (directory / _LOOKED).touch()
+    with suppress(StateError):  # without it, a state is only said to be an old one
+        write_atomically(directory / _LOOKED, b"", sync=False)
 
 
 def last_look(out: Path) -> float:
@@ -185,6 +186,7 @@ def write_submission(out: Path, submission: Submission) -> None:
     try:
         private_directory(file.parent)
         check_regular(log)  # whoever opens a pipe waits for a reader
+        separate(log)
     except OSError as reason:
         raise StateError(str(file.parent), "a directory that can be made", reason.strerror or str(reason)) from None
     except ValueError:
