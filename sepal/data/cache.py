@@ -168,7 +168,7 @@ def exclusive(path: Path | None) -> Iterator[None]:
         try:
             check_lock(lock)
             check_regular(lock)
-        except (StateError, ValueError):
+        except (StateError, OSError, ValueError):
             yield
             return
         with contextlib.suppress(OSError, NotImplementedError):

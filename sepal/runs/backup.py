@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -87,6 +88,7 @@ def _copied(run: Path, part: Path) -> int | None:
         raise StateError(str(run), "a run with a checkpoint", "none")
     newest, ended = checkpoints[-1], (run / "summary.json").exists()
     listed = [*checkpoints, *_written_once(run)]
+    _check_names(listed)
     try:
         for path in listed:
             _copy(path, part / path.relative_to(run), run)
@@ -101,6 +103,21 @@ def _copied(run: Path, part: Path) -> int | None:
         return None
     read_tensors(part / newest.relative_to(run))  # raises if it is damaged
     return int(newest.stem.removeprefix("round-"))
+
+
+def _check_names(paths: Iterable[Path]) -> None:
+    """Refuse two names of one file, of which a copy would have the content as often.
+
+    Raises:
+        StateError: There are such.
+    """
+    first: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            other = first.setdefault((status.st_dev, status.st_ino), path)
+            if other != path and stat.S_ISREG(status.st_mode):
+                raise StateError(str(path), "a file of its own", f"a further name of {other.name}")
 
 
 def _written_once(run: Path) -> Iterator[Path]:

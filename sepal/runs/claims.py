@@ -24,6 +24,7 @@ from sepal.runs.processors import processor
 from sepal.runs.stored_run import begun
 from sepal.storage.files import check_owner, make_directory, sync_path
 from sepal.storage.json_record import read_record
+from sepal.storage.regular import once
 
 log = logging.getLogger("sepal")
 CLAIMS = "claims"  # the directory of them in a run directory
@@ -130,7 +131,7 @@ def read_claims(run: Path) -> list[ClaimRecord]:
     """Return the newest claims to a run, in order of their numbers."""
     with suppress(OSError, StateError):
         numbers = sorted(int(name[:-5]) for name in os.listdir(run / CLAIMS) if _NAME.match(name))
-        return [read_claim(run, number) for number in numbers[-MOST:]]
+        return [read_claim(run, int(file.stem)) for file in once(_file(run, number) for number in numbers[-MOST:])]
     return []
 
 

@@ -14,6 +14,7 @@ from sepal.storage.regular import read_text
 T = TypeVar("T")
 MOST = 2**53  # above it, a number of JSON is not the same in every reader
 LATEST = 2.0**37  # seconds since 1970, in the year 6325: later times have no date
+LARGEST = 1 << 20  # bytes of a record: a reader may read one for each run, or for each claim to it
 
 
 def read_record(
@@ -37,7 +38,7 @@ def read_record(
         StateError: It is damaged, of another format, or cannot be read.
     """
     try:
-        stored = json.loads(read_text(file, within=within))
+        stored = json.loads(read_text(file, LARGEST, within))
     except NotADirectoryError:
         raise FileNotFoundError(str(file)) from None
     except (ValueError, RecursionError):

@@ -1,20 +1,26 @@
 """Reads files that somebody else may have put there: regular ones of a bounded size, and no links out of a directory.
 
-A named pipe would wait for ever, a device or a sparse file fill the memory, and a link lead to a file of the reader's.
+A named pipe would wait for ever, a device or a file of holes fill the memory, and a link lead to a file of the
+reader's.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from sepal.errors import ConfigError, SepalError, StateError
 
 TEXT = 16 << 20  # bytes, at most, of a file
 ROWS = 1 << 30  # the same of a file with a line for each round or message
 PARTS = 1 << 24  # objects and lists, at most, in such a file: each takes a hundred bytes or more once it is read
+MOST_RATIO = 100  # times what a file takes on the disk that it may hold; deflate gives up to 1,032
+MOST_HOLES = 1 << 26  # bytes that any file may hold, whatever it takes
 
 
 def expanded(key: str, path: str | Path, error: type[SepalError] = ConfigError) -> Path:
@@ -58,6 +64,8 @@ def read_bytes(path: Path, most: int = TEXT, within: Path | None = None) -> byte
                 raise StateError(str(path), "a regular file", "a directory, pipe or device")
             if facts.st_size > most:
                 raise StateError(str(path), f"at most {most / 1e6:.3g} MB", f"{facts.st_size / 1e6:.3g} MB")
+            if faults := _holes(handle, facts.st_size):
+                raise StateError(str(path), "a file without holes", faults)
             data = file.read(most + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise
@@ -81,6 +89,20 @@ def read_text(path: Path, most: int = TEXT, within: Path | None = None) -> str:
         raise StateError(str(path), "text", reason) from None
 
 
+def read_stream(path: Path, most: int = TEXT) -> str:
+    """Return the text of a file that the user has named, which may also be a pipe of the shell's.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not UTF-8, or has more than ``most`` bytes, as a device or a hole of a file may.
+    """
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"more than {most / 1e6:.3g} MB")
+    return data.decode()
+
+
 def check_parts(path: Path, text: str | bytes) -> None:
     """Refuse JSON of so many objects and lists that a small file would fill the memory.
 
@@ -101,13 +123,66 @@ def is_regular(path: Path, within: Path | None = None) -> bool:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, which would wait for ever, or a device.
+    """Refuse a pipe, which would wait for ever, a device, or a file of holes, which would fill the memory.
 
     Raises:
-        ValueError: ``path`` is there, and is no regular file.
+        ValueError: ``path`` is there, and is no regular file, or holds far more than it takes on the disk.
     """
-    if os.path.lexists(path) and not is_regular(path):
+    if not os.path.lexists(path):
+        return
+    if not is_regular(path):
         raise ValueError("no regular file")
+    with _opened(path) as file:
+        if faults := _holes(file.fileno(), os.fstat(file.fileno()).st_size):
+            raise ValueError(faults)
+
+
+def _opened(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def _holes(handle: int, size: int) -> str:
+    """Return what is wrong with an open file that is hardly anything but holes; empty if it is not."""
+    if size <= MOST_HOLES or (stored := _stored(handle, size)) * MOST_RATIO >= size:
+        return ""
+    return f"{size / 1e6:.3g} MB, of which {stored / 1e6:.3g} MB are stored"
+
+
+def stored_size(path: Path) -> int:
+    """Return the bytes of a file without its holes, which take no room.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with _opened(path) as file:
+        return _stored(file.fileno(), os.fstat(file.fileno()).st_size)
+
+
+def _stored(handle: int, size: int) -> int:
+    stored = position = 0
+    try:
+        while position < size:
+            start = os.lseek(handle, position, os.SEEK_DATA)
+            position = os.lseek(handle, start, os.SEEK_HOLE)
+            stored += position - start
+    except OSError as reason:
+        stored = stored if reason.errno == errno.ENXIO else size  # no more data; else nobody can say
+    with suppress(OSError):
+        os.lseek(handle, 0, os.SEEK_SET)
+    return stored
+
+
+def once(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths of files that are there, each file under its first name only.
+
+    A link or a further name costs nothing, and would have a large file read again and again.
+    """
+    first: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            first.setdefault((status.st_dev, status.st_ino), path)
+    return list(first.values())
 
 
 def is_inside(path: Path, directory: Path) -> bool:

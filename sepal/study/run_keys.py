@@ -13,7 +13,7 @@ from sepal.errors import ConfigError
 from sepal.runs.places import named_path
 from sepal.runs.stored_run import FREE, begun, started_with, stored_config
 from sepal.simulated_time import located
-from sepal.storage.regular import expanded
+from sepal.storage.regular import expanded, read_stream
 from sepal.storage.toml_text import parse_toml
 
 Value = int | float | str | bool
@@ -123,7 +123,7 @@ def read_file(path: Path) -> Flat:
         ConfigError: It cannot be read, or a value is not a scalar.
     """
     try:
-        return dict(flatten_tables(parse_toml(path.read_text(encoding="utf-8"))))
+        return dict(flatten_tables(parse_toml(read_stream(path))))
     except OSError as reason:
         raise ConfigError("--config", "a TOML file", f"{path}: {reason.strerror}") from None
     except (ValueError, RecursionError) as reason:

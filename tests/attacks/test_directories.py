@@ -184,10 +184,10 @@ IN_PLACE = {
     "log.txt": lambda run: append(written_by_cluster(run), [{"round": 1}]),
 }
 LOCKS = {
-    "run": lambda run: OPENED["run"](run),
+    "run": OPENED["run"],
     "job": lambda run: RunDirectory(run, assemble({"dataset": "digits"}), IN_PROCESS, job="slurm 1, start 1"),
     "states": lambda run: DiskStateStore(run, dict).lock().__enter__(),
-    "jobs": lambda run: watched_jobs(run),
+    "jobs": watched_jobs,
 }
 NAME_OF_LOCK = {"run": ".lock", "job": ".lock", "states": "lock", "jobs": "jobs/.lock"}
 

@@ -25,6 +25,7 @@ from pyarrow import compute, types
 from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_names
 from sepal.errors import DataError, one_line
+from sepal.storage.regular import check_regular, read_text, stored_size
 
 INDEX = re.compile(r"__index_level_[0-9]+__")  # pandas' names of columns that number its rows
 PARTS, PART = "dataset_dict.json", "state.json"  # the library's lists of a data set's parts, and of a part's files
@@ -170,7 +171,7 @@ def read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path],
 
 def _read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path], str]) -> dict[str, Part]:
     if directory / PARTS in files:
-        names = json.loads((directory / PARTS).read_text(encoding="utf-8"))["splits"]
+        names = json.loads(read_text(directory / PARTS))["splits"]
         plain = _plain(directory / PARTS, names, "directories", {path.parent for path in files})
         return {name: _part(directory / name, files) for name in plain}
     if directory / PART in files:
@@ -185,7 +186,7 @@ def _part(directory: Path, files: Sequence[Path]) -> Part:
     """Read the files of one part, in the order of its list if it has one."""
     if not (directory / PART).is_file():  # downloaded from the hub, as Parquet
         return _joined([_parquet(path) for path in files if path.parent == directory])
-    state = json.loads((directory / PART).read_text(encoding="utf-8"))
+    state = json.loads(read_text(directory / PART))
     if state.get("_indices_data_files"):
         raise ValueError("rows chosen by a list of numbers, of an old version of the library: save it again")
     names = [entry["filename"] for entry in state["_data_files"]]
@@ -205,6 +206,7 @@ def _plain(key: Path, names: Sequence[Any], kind: str, present: Collection[Path]
 
 
 def _parquet(path: Path) -> Any:
+    check_regular(path)
     with path.open("rb") as file, pq.ParquetFile(file) as stored:
         rows = list(batches(path, stored))
         table = pa.Table.from_batches(rows) if rows else stored.schema_arrow.empty_table()
@@ -222,7 +224,7 @@ def batches(path: Path, stored: Any, columns: Sequence[str] | None = None) -> It
     Raises:
         DataError: It holds far more than its bytes.
     """
-    unpacked, metadata = Unpacked(str(path), path.stat().st_size), stored.metadata
+    unpacked, metadata = Unpacked(str(path), stored_size(path)), stored.metadata
     chunks = (
         metadata.row_group(group).column(column)
         for group in range(metadata.num_row_groups)
@@ -236,9 +238,10 @@ def batches(path: Path, stored: Any, columns: Sequence[str] | None = None) -> It
 
 
 def _stream(path: Path) -> Any:
+    check_regular(path)
     with path.open("rb") as file:  # pyarrow takes no name that the locale lacks; the table keeps the file mapped
         content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    unpacked = Unpacked(str(path), len(content))
+    unpacked = Unpacked(str(path), stored_size(path))
     for message in pa.ipc.MessageReader.open_stream(content):
         if _is_compressed(bytes(message.metadata)):  # save_to_disk writes none; pyarrow would unpack one whole
             raise DataError(str(path), "batches that are not compressed", "compressed ones")

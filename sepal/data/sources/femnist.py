@@ -23,6 +23,7 @@ from sepal.data.examples import Source
 from sepal.data.sources.images import ImageFormat, from_cell
 from sepal.data.sources.reading import Unpacked, owners_of, reading
 from sepal.errors import DataError
+from sepal.storage.regular import check_regular, stored_size
 
 _WHERE = "femnist/{train,test}/*.json (LEAF), or femnist/*.parquet (flwrlabs/femnist on Hugging Face)"
 
@@ -68,6 +69,7 @@ def _json(home: Path, part: str) -> list[Path]:
 def _leaf(path: Path) -> Iterator[_FemnistRows]:
     """Yield the rows of each writer in one of LEAF's files."""
     with reading(str(path), "LEAF's JSON with users and user_data"):
+        check_regular(path)
         content = json.loads(path.read_text(encoding="utf-8"))
         writers = [(str(user), content["user_data"][user]) for user in content["users"]]
     owners_of(f"{path}, users", [writer for writer, _ in writers])
@@ -87,8 +89,10 @@ def _parquet(path: Path) -> Iterator[_FemnistRows]:
 
     from sepal.data.sources.arrow import batches
 
-    row, unpacked = 0, Unpacked(str(path), path.stat().st_size)
+    row, unpacked = 0, Unpacked(str(path), stored_size(path))
     expected = "Parquet with image, writer_id and character"
+    with reading(str(path), expected):
+        check_regular(path)
     with reading(str(path), expected), path.open("rb") as stored, pq.ParquetFile(stored) as file:
         for batch in batches(path, file, ["image", "writer_id", "character"]):
             columns = batch.to_pydict()

@@ -57,6 +57,7 @@ from sepal.data.sources.kinds import alike_but_case
 from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import LABEL, TARGET, Roles, Table, count_gaps, first_inputs, read_table
 from sepal.errors import DataError
+from sepal.storage.regular import stored_size
 from sepal.tasks.learning import CLASSIFICATION
 from sepal.tasks.making import targets_of
 
@@ -376,7 +377,7 @@ def _read_part(
     """Return the examples of a directory of classes, and the errors of the files that are left out."""
     arrays, labels, bad = [], [], list[DataError]()
     image_format = ImageFormat(keys.size, keys.channels)
-    unpacked = Unpacked(str(home), sum(path.stat().st_size for folder in folders for path in _members(folder.path)))
+    unpacked = Unpacked(str(home), sum(stored_size(path) for folder in folders for path in _members(folder.path)))
     for folder in folders:
         for path in _members(folder.path):
             try:

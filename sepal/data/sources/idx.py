@@ -21,6 +21,7 @@ from sepal.data.examples import Source
 from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.torchvision_import import download
 from sepal.errors import DataError
+from sepal.storage.regular import check_regular, stored_size
 
 
 class Idx(NamedTuple):
@@ -84,6 +85,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         DataError: The file is not gzip despite its name, not idx, not uint8, or truncated.
     """
     with reading(str(path), "a readable idx file"):
+        check_regular(path)
         data = _unzipped(path) if path.suffix == ".gz" else path.read_bytes()
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise DataError(str(path), "an idx header of uint8 (00 00 08 axes)", data[:8].hex(" "))
@@ -97,7 +99,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _unzipped(path: Path) -> bytes:
-    unpacked, blocks = Unpacked(str(path), path.stat().st_size), []
+    unpacked, blocks = Unpacked(str(path), stored_size(path)), []
     with gzip.open(path) as file:
         while block := file.read(2**20):
             unpacked.add(len(block))

@@ -17,6 +17,7 @@ from sepal.data.sources.images import AS_IS, EXAMPLES, ImageFormat, check_alike,
 from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import Roles, read_table
 from sepal.errors import DataError, one_line
+from sepal.storage.regular import stored_size
 
 
 class Inputs(NamedTuple):
@@ -95,7 +96,7 @@ def _read_all(
 ) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
     """Return the files that can be read with their examples, and the errors of the others."""
     examples, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
-    unpacked = Unpacked(str(files[0].parent), sum(file.stat().st_size for file in files))
+    unpacked = Unpacked(str(files[0].parent), sum(stored_size(file) for file in files))
     for file in files:
         try:
             examples.append((file, read_example(file, image_format)))

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.errors import DataError, SepalError, one_line
-from sepal.storage.regular import check_regular
+from sepal.storage.regular import MOST_RATIO, check_regular, stored_size
 
 MOST_UNPACKED = 1 << 31  # bytes that any file may hold once it is unpacked, however small it is
-MOST_RATIO = 100  # a larger file may hold so many times its own bytes; deflate gives up to 1,032
 MOST_LETTERS = 256  # of an owner's name: NumPy gives each row of an array of texts the room of the longest
 
 
@@ -47,7 +46,7 @@ class Unpacked:
 
     Args:
         key: The file.
-        stored: Its own bytes.
+        stored: Its own bytes, without holes (:func:`sepal.storage.regular.stored_size`).
     """
 
     def __init__(self, key: str, stored: int) -> None:
@@ -112,6 +111,6 @@ def load_arrays(path: Path, expected: str, names: Sequence[str] = ()) -> dict[st
     with reading(str(path), expected):
         check_regular(path)
         with zipfile.ZipFile(path) as archive:
-            Unpacked(str(path), path.stat().st_size).add(sum(member.file_size for member in archive.infolist()))
+            Unpacked(str(path), stored_size(path)).add(sum(member.file_size for member in archive.infolist()))
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files if not names or name in names}

@@ -38,7 +38,7 @@ from sepal.data.sources.kinds import (
 )
 from sepal.data.sources.reading import Unpacked, owners_of, reading
 from sepal.errors import DataError, one_line
-from sepal.storage.regular import check_regular
+from sepal.storage.regular import check_regular, stored_size
 from sepal.tasks.numbers import WHOLE, WHOLE_WORDS
 
 LABEL, PERSON = "label", "person"  # columns with these names, where no key names others
@@ -263,7 +263,7 @@ def _read_features(
     requested: Sequence[Column | str] = roles.columns or names
     present = [column for column in requested if (column if isinstance(column, str) else column.name) in cells]
     rows, width = len(next(iter(cells.values()))), 0
-    unpacked = Unpacked(f"{path}, with {INPUT} bytes for each row and category", path.stat().st_size)
+    unpacked = Unpacked(f"{path}, with {INPUT} bytes for each row and category", stored_size(path))
     numbers = np.empty((rows, len(present)))
     columns, blocks = list[Column](), list[NDArray[np.float64]]()
     for index, column in enumerate(present):

@@ -38,7 +38,7 @@ from sepal.storage.files import (
     write_atomically,
     write_tensors,
 )
-from sepal.storage.regular import ROWS, check_inside, check_parts, is_regular, read_text
+from sepal.storage.regular import ROWS, check_inside, check_parts, is_regular, once, read_text
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -384,9 +384,10 @@ class DiskRunStore:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """Return the checkpoints in a run directory, in order: regular files, and no links that lead out of it."""
+    """Return the checkpoints in a run directory, in order: regular files, each once; no links that lead out of it."""
     paths = (run / "checkpoints").glob("round-*.safetensors")
-    return sorted((path for path in paths if _CHECKPOINT.match(path.name) and is_regular(path, run)), key=_round_of)
+    regular = (path for path in paths if _CHECKPOINT.match(path.name) and is_regular(path, run))
+    return once(sorted(regular, key=_round_of))
 
 
 def read_checkpoint(path: Path, state: type) -> RunState:
@@ -476,6 +477,7 @@ def evict(directory: Path, client: str) -> str:
     checkpoints = sorted(directory.glob("round-*.safetensors"))
     for store_path in (directory, *checkpoints):
         check_inside(store_path, run)
+    checkpoints = once(checkpoints)
     if (directory / EVICTED).is_symlink():
         raise StateError(str(directory / EVICTED), "a directory", "a link")
     for path in checkpoints:
@@ -483,7 +485,7 @@ def evict(directory: Path, client: str) -> str:
             names |= json.loads(read_tensors(path)[1])["roster"].keys()
         except (KeyError, AttributeError) as reason:
             raise StateError(str(path), "a checkpoint of a run", f"{type(reason).__name__}: {reason}") from None
-    for path in (directory / "records").glob("[0-9]*"):
+    for path in once((directory / "records").glob("[0-9]*")):
         # of a damaged record or a copy, the name alone counts
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, StateError):
             text = read_text(path, ROWS, within=run).partition("\n")[2]

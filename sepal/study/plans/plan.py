@@ -79,6 +79,7 @@ from sepal.config import Flat, parse, plainly
 from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, nearest, suggest
 from sepal.simulated_time import read_profile
+from sepal.storage.regular import read_stream
 from sepal.storage.toml_text import parse_toml
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.settings import MOST_RUNS, Table, as_block, own_keys, with_names
@@ -138,7 +139,7 @@ def read_table(path: Path) -> dict[str, Any]:
         ConfigError: It cannot be read.
     """
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(read_stream(path))
     except OSError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
     except (ValueError, RecursionError) as reason:

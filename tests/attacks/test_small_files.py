@@ -1,0 +1,163 @@
+"""Files that take no room and hold very much: holes, and one file under many names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.lib import format as npy
+
+from sepal.data.sources import arrow, femnist, reading
+from sepal.data.sources.arrow import PART, PARTS
+from sepal.data.sources.folder import read as read_folder
+from sepal.data.sources.idx import read_idx
+from sepal.data.sources.inputs import read_inputs
+from sepal.data.sources.reading import load_array, load_arrays
+from sepal.data.sources.table import Roles, read_table
+from sepal.errors import SepalError, StateError
+from sepal.export.portable import load
+from sepal.runs import claims
+from sepal.runs.backup import back_up
+from sepal.runs.claims import CLAIMS, ClaimRecord, read_claim, read_claims, take_claim
+from sepal.server.run_store import disk
+from sepal.server.run_store.disk import checkpoints_of, evict
+from sepal.storage import json_record
+from sepal.storage.files import read_plain_tensors, read_tensors, write_tensors
+from sepal.storage.regular import ROWS, read_text
+from sepal.study.clusters.records import read_end, read_submission
+from sepal.study.plans.plan import read_table as read_table_of_plan
+from sepal.study.run_keys import read_file
+
+HOLE = 200_000_000  # bytes
+FAULTS = r"200 MB, of which 0\S* MB are stored|at most 16.8 MB, got 200 MB|more than 16.8 MB"
+
+
+def read_arrow(path):
+    return arrow.read_parts(path.parent, [path], lambda file: "train")
+
+
+def read_stream(path):
+    with reading.reading(str(path), "an Arrow file"):
+        return arrow._stream(path)
+
+
+def tensors(path):
+    """A file of safetensors with an array of zeros that take no room."""
+    head = json.dumps({"a": {"dtype": "F32", "shape": [HOLE // 4], "data_offsets": [0, HOLE]}}).encode()
+    lengthened(path, len(head).to_bytes(8, "little") + head)
+
+
+def array(path, shape=(1, HOLE // 4)):
+    with open(path, "wb") as file:
+        npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        file.truncate(file.tell() + 4 * int(np.prod(shape)))
+
+
+def lengthened(path, begin):
+    path.write_bytes(begin)
+    os.truncate(path, len(begin) + HOLE)
+
+
+HOLES = {
+    "model.safetensors": (tensors, load),
+    "weights.safetensors": (tensors, read_plain_tensors),
+    "state.safetensors": (tensors, read_tensors),
+    "array.npy": (array, load_array),
+    "arrays.npz": (lambda path: lengthened(path, b""), partial(load_arrays, expected="arrays")),
+    "table.csv": (lambda path: lengthened(path, b"a,label\n1,0\n"), lambda path: read_table(path, Roles())),
+    "table.parquet": (lambda path: lengthened(path, b"PAR1"), read_arrow),
+    "stream.arrow": (lambda path: lengthened(path, b""), read_stream),
+    PARTS: (lambda path: lengthened(path, b'{"splits": []}'), read_arrow),
+    PART: (lambda path: lengthened(path, b'{"_data_files": []}'), read_arrow),
+    "part.parquet": (lambda path: lengthened(path, b"PAR1"), lambda path: list(femnist._parquet(path))),
+    "all_data.json": (lambda path: lengthened(path, b"{}"), lambda path: list(femnist._leaf(path))),
+    "images.idx": (lambda path: lengthened(path, b""), read_idx),
+    "plan.toml": (lambda path: lengthened(path, b""), read_table_of_plan),
+    "run.toml": (lambda path: lengthened(path, b""), read_file),
+    "record": (lambda path: lengthened(path, b"0\n{}"), partial(read_text, most=ROWS)),
+}
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_a_file_of_holes_is_refused_before_it_fills_the_memory(name, tmp_path):
+    make, read = HOLES[name]
+    path = tmp_path / name
+    make(path)
+    assert path.stat().st_blocks < 100, "or this file system has no holes"
+    with pytest.raises(SepalError, match=FAULTS):
+        read(path)
+
+
+@pytest.mark.parametrize("read", [read_folder, read_inputs])
+def test_holes_count_as_what_a_compressed_file_would_hold(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_UNPACKED", 1 << 20)
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        array(tmp_path / label / "0.npy", (1, 1 << 20))
+    with pytest.raises(SepalError, match="a file that holds at most"):
+        read(tmp_path)
+
+
+def test_a_file_of_zeros_without_holes_is_read(tmp_path):
+    write_tensors(tmp_path / "zeros.safetensors", {"a": np.zeros(HOLE // 8)}, "{}")
+    assert read_tensors(tmp_path / "zeros.safetensors")[0]["a"].shape == (HOLE // 8,)
+
+
+def planted(run, link, count=50):
+    """A run with one checkpoint, record and claim, each under many names."""
+    files = [run / "checkpoints" / "round-000001.safetensors", run / "checkpoints" / "records" / "000001"]
+    files.append(run / CLAIMS / "00000001.json")
+    for file in files:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_tensors(files[0], {}, json.dumps({"run": "0" * 32, "roster": {}}))
+    files[1].write_text('0\n{"record": {"joined": []}}')
+    take_claim(run)
+    for file in files:
+        for number in range(2, count):
+            link(file, file.with_name(file.name.replace("000001", f"{number:06d}")))
+    return run
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_file_that_a_run_has_under_many_names_is_read_once(link, tmp_path, monkeypatch):
+    """A record of 15 MB costs a second each time, and the names cost nothing."""
+    run, count = planted(tmp_path / "run", link), Counter()
+
+    def counted(read):
+        def call(path, *arguments, **keys):
+            count[Path(path).parent.name] += 1
+            return read(path, *arguments, **keys)
+
+        return call
+
+    for module, name in ((disk, "read_tensors"), (disk, "read_text"), (claims, "read_record")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    evict(run / "checkpoints", "client-1")
+    assert len(read_claims(run)) == 1
+    assert count == {"checkpoints": 1, "records": 1, CLAIMS: 1}
+    assert len(checkpoints_of(run)) == 1
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_copy_of_a_run_is_no_larger_than_the_run(link, tmp_path):
+    with pytest.raises(StateError, match=r"records/000002: expected a file of its own, got a further name of 000001"):
+        back_up(planted(tmp_path / "run", link), tmp_path / "disk")
+    assert not list((tmp_path / "disk").iterdir())
+
+
+def test_no_record_is_larger_than_any_that_sepal_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_record.json, "loads", lambda text: pytest.fail("it was read"))
+    text = json.dumps({"x": [{}] * 400_000})
+    assert len(text) > json_record.LARGEST
+    for file in ("jobs/r/submission.json", "jobs/r/end.json", f"r/{CLAIMS}/00000001.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    for read in (read_submission, read_end):
+        with pytest.raises(StateError, match=r"at most 1\.05 MB"):
+            read(tmp_path, "r")
+    assert read_claim(tmp_path / "r", 1) == ClaimRecord(1)
