@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
+from sepal.method import Plan, dense
 from sepal.method.interface import resolve
 from sepal.method.means import sparse_mean, weighted_mean
 from sepal.protocol.types import ClientInfo, Payload, Upload
@@ -24,6 +26,7 @@ from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import at, whole
 from tests.attacks.attacked_federation import Hostile, silence
 from tests.attacks.test_hostile_replies import uploads
+from tests.strategies.baselines import Sent
 
 KEYS = {"dataset": "digits", "clients": 4, "rounds": 2, "partition.name": "iid", "partition.subsample": 160}
 ABSURD = Payload({"delta": at(np.full(6, 1e6), np.array([0, 1]))})
@@ -233,3 +236,21 @@ def test_a_tiny_change_of_one_client_moves_the_bound_to_the_next_one():
     assert list(too_large({**honest, "d": 1.1, "liar": 0.0}, 3.0)) == []
     with_more = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 1.3}
     assert too_large({**with_more, "liar": 0.0}, 3.0) == {}
+
+
+@pytest.mark.parametrize(("claimed", "share"), [(1000, 0.1), (1, 0.816)])
+def test_who_claims_few_examples_comes_more_often_in_asynchronous_rounds(claimed, share, tmp_path):
+    """Ten equal clients train at a time, of which one says how many examples it has; K = 5."""
+    profile = tmp_path / "equal.toml"
+    profile.write_text('name = "equal"\nstep-seconds.median = 0.5\ndown.median = 1e30\nup.median = 1e30\n')
+    keys = {"method": "fedbuff", "dataset": "digits", "clients": 10, "clients-per-round": 0, "fedbuff.buffer": 5}
+    assembly = assemble({**keys, "devices": str(profile)})
+    server = assembly.method.make_server(assembly.setup)
+    clients = {f"c{number}": ClientInfo(f"c{number}", claimed if number == 0 else 1000) for number in range(10)}
+    state, jobs = server.joined(server.init(), list(clients.values())), Counter()
+    sent = Payload(dense(assembly.setup.weights, server.layout, server.coding))
+    for number in range(1, 41):
+        names = server.participants(state, Plan(number))
+        jobs.update(names)
+        state, _ = server.aggregate(state, Sent([Upload(clients[name], sent) for name in names]), Plan(number))
+    assert jobs["c0"] / jobs.total() == pytest.approx(share, abs=1e-3)
