@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 
 import pytest
@@ -11,6 +12,7 @@ from sepal.cli.main import app
 from sepal.engines.flower import rejoining
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials, fingerprint
+from sepal.engines.flower.node_registry import NodeRegistry
 from sepal.errors import ConfigError, StateError
 from tests.attacks.test_looking import patience
 
@@ -68,6 +70,21 @@ def test_no_file_of_credentials_keeps_a_client_waiting_or_fills_the_memory(name,
         else:
             with pytest.raises((ConfigError, StateError)):
                 NodeCredentials.of(handed[0], "alice")
+
+
+def test_no_public_key_ends_the_server_whose_operator_has_copied_it(handed):
+    """Its point is compressed, for which the library has an error that is no ValueError."""
+    kind, key, _ = (handed[0] / "key.pub").read_bytes().split()
+    blob = base64.b64decode(key)
+    at = blob.index(b"\x04", 20)  # of a point that is not
+    (handed[1] / "nodes" / "eve.pub").write_bytes(kind + b" " + base64.b64encode(blob[:at] + b"\x02" + blob[at + 1 :]))
+    said = []
+    registry = NodeRegistry(ServerCredentials.of(handed[1]), {}, handed[1] / "nodes.json", said.append)
+    registry._register = lambda digest, name, path, keys: said.append(name)
+    registry._compare = lambda keys, forget: None
+    registry.sync()
+    assert said[0] == "alice", "the other keys go on"
+    assert "eve.pub: expected public keys that can be read" in said[1]
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "server.pem", "server.key"])

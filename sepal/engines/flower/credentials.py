@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -190,7 +189,9 @@ def fingerprint(public_key: Path) -> str:
     """
     try:
         key = serialization.load_ssh_public_key(read_bytes(public_key, LARGEST))
-    except (UnsupportedAlgorithm, StateError) as reason:
+    except OSError:
+        raise
+    except Exception as reason:  # of bytes from elsewhere, the library also raises NotImplementedError
         raise ValueError(str(reason)) from None
     if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
         raise ValueError("not a key on the curve P-384")
@@ -210,5 +211,7 @@ def _check(folder: Path, names: tuple[str, ...], private: tuple[str, ...]) -> No
         expected, read = _FORMS[name]
         try:
             read(read_bytes(folder / name, LARGEST))
-        except (OSError, ValueError, TypeError) as reason:
+        except StateError:
+            raise
+        except Exception as reason:  # as in `fingerprint`
             raise ConfigError(str(folder / name), expected, one_line(str(reason), 120)) from None
