@@ -186,7 +186,8 @@ def write_submission(out: Path, submission: Submission) -> None:
     try:
         private_directory(file.parent)
         check_regular(log)  # whoever opens a pipe waits for a reader
-        separate(log)
+        if submission.state in ("", "PENDING"):  # later, a job has it open
+            separate(log)
     except OSError as reason:
         raise StateError(str(file.parent), "a directory that can be made", reason.strerror or str(reason)) from None
     except ValueError:
