@@ -25,7 +25,7 @@ from pyarrow import compute, types
 from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_names
 from sepal.errors import DataError, one_line
-from sepal.storage.regular import check_regular, read_text, stored_size
+from sepal.storage.regular import check_regular, read_stream, stored_size
 
 INDEX = re.compile(r"__index_level_[0-9]+__")  # pandas' names of columns that number its rows
 PARTS, PART = "dataset_dict.json", "state.json"  # the library's lists of a data set's parts, and of a part's files
@@ -171,7 +171,7 @@ def read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path],
 
 def _read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path], str]) -> dict[str, Part]:
     if directory / PARTS in files:
-        names = json.loads(read_text(directory / PARTS))["splits"]
+        names = _json(directory / PARTS)["splits"]
         plain = _plain(directory / PARTS, names, "directories", {path.parent for path in files})
         return {name: _part(directory / name, files) for name in plain}
     if directory / PART in files:
@@ -186,11 +186,16 @@ def _part(directory: Path, files: Sequence[Path]) -> Part:
     """Read the files of one part, in the order of its list if it has one."""
     if not (directory / PART).is_file():  # downloaded from the hub, as Parquet
         return _joined([_parquet(path) for path in files if path.parent == directory])
-    state = json.loads(read_text(directory / PART))
+    state = _json(directory / PART)
     if state.get("_indices_data_files"):
         raise ValueError("rows chosen by a list of numbers, of an old version of the library: save it again")
     names = [entry["filename"] for entry in state["_data_files"]]
     return _joined([_stream(directory / name) for name in _plain(directory / PART, names, ".arrow files", files)])
+
+
+def _json(path: Path) -> Any:
+    check_regular(path)
+    return json.loads(read_stream(path))
 
 
 def _plain(key: Path, names: Sequence[Any], kind: str, present: Collection[Path]) -> Sequence[str]:
