@@ -22,7 +22,8 @@ from sepal.data.growing import PARTS
 from sepal.data.scaling import Scale
 from sepal.data.streams import Stream
 from sepal.errors import ConfigError, DamagedError, StateError
-from sepal.storage.files import check_lock, read_tensors, write_once, write_tensors
+from sepal.storage.files import read_tensors, write_once, write_tensors
+from sepal.storage.regular import check_lock
 
 log = logging.getLogger("sepal")
 FILE, PIN, LOCK = "data.frozen", "data.digest", "data.lock"

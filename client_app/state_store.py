@@ -25,7 +25,6 @@ from sepal.errors import DamagedError, StateError, one_line
 from sepal.protocol.messages import Content, Order, Reply, is_version, version_round
 from sepal.protocol.types import Scalar
 from sepal.storage.files import (
-    check_lock,
     check_owner,
     check_room,
     make_directory,
@@ -34,7 +33,7 @@ from sepal.storage.files import (
     write_once,
     write_tensors,
 )
-from sepal.storage.regular import is_regular
+from sepal.storage.regular import check_lock, is_regular
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")

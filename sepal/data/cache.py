@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.errors import StateError
-from sepal.storage.files import check_lock
-from sepal.storage.regular import TEXT, check_parts, check_regular, is_regular, read_text
+from sepal.storage.regular import TEXT, check_lock, check_parts, check_regular, is_regular, read_text
 
 _NAME = re.compile(r"[a-z]+\Z")  # of an array; another one might be a path
 _MOST = 4 * TEXT  # bytes of notes

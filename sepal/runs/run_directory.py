@@ -38,8 +38,8 @@ from sepal.server.rules import check_central
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.simulated_time import read_profile
-from sepal.storage.files import check_lock, check_owner, private_directory, write_atomically
-from sepal.storage.regular import check_tree
+from sepal.storage.files import check_owner, private_directory, write_atomically
+from sepal.storage.regular import check_lock, check_tree
 from sepal.strategies.assembly import Assembly
 from sepal.strategies.registry import as_begun
 

@@ -237,20 +237,6 @@ def separate(path: Path) -> None:
                 shutil.copyfileobj(file, copy)
 
 
-def check_lock(path: Path) -> None:
-    """Refuse a lock that is another file: versions of filelock before 4 would empty it.
-
-    Raises:
-        StateError: It is a link, or a further name of a file that is not empty.
-    """
-    with suppress(OSError):
-        status = path.lstat()
-        if stat.S_ISLNK(status.st_mode):
-            raise StateError(str(path), "a file", "a link")
-        if stat.S_ISREG(status.st_mode) and status.st_size and status.st_nlink > 1:
-            raise StateError(str(path), "a file of its own", "a further name of another file, which is not empty")
-
-
 def append_durably(path: Path, data: bytes) -> None:
     """Add ``data`` at the end of a file, which is made with mode 600 if it is missing; durable when this returns.
 

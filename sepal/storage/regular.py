@@ -203,6 +203,20 @@ def check_inside(path: Path, directory: Path) -> None:
         raise StateError(str(path), f"nothing, or a file or directory in {directory}", "a link that leads out of it")
 
 
+def check_lock(path: Path) -> None:
+    """Refuse a lock that is another file: versions of filelock before 4 would empty it.
+
+    Raises:
+        StateError: It is a link, or a further name of a file that is not empty.
+    """
+    with suppress(OSError):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            raise StateError(str(path), "a file", "a link")
+        if stat.S_ISREG(status.st_mode) and status.st_size and status.st_nlink > 1:
+            raise StateError(str(path), "a file of its own", "a further name of another file, which is not empty")
+
+
 def check_tree(directory: Path) -> None:
     """Refuse a directory in which this process is to write and delete, if anything below it leads elsewhere.
 

@@ -29,9 +29,9 @@ from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.types import Kind
 from sepal.runs.stored_run import stored_summary
 from sepal.secure.client import SecureClient
-from sepal.storage.files import check_lock, check_owner, everything_below
+from sepal.storage.files import check_owner, everything_below
 from sepal.storage.home import home
-from sepal.storage.regular import read_text
+from sepal.storage.regular import check_lock, read_text
 from sepal.storage.toml_text import parse_toml
 
 DAY = 24 * 3600.0

@@ -17,9 +17,9 @@ from filelock import FileLock, Timeout
 
 from sepal.errors import ConfigError, StateError, printable
 from sepal.server.run_store.disk import checkpoints_of
-from sepal.storage.files import check_lock, check_owner, private_directory, separate, write_atomically
+from sepal.storage.files import check_owner, private_directory, separate, write_atomically
 from sepal.storage.json_record import LATEST, read_record
-from sepal.storage.regular import check_inside, check_regular, read_text
+from sepal.storage.regular import check_inside, check_lock, check_regular, read_text
 from sepal.study.plans.model import PlannedRun
 from sepal.user_modules import DEFINED
 
