@@ -93,6 +93,11 @@ def test_states_survive_the_disk(name):
     checks.state_survives_the_disk(case(name))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_without_uploads_leaves_a_state_to_go_on_with(name):
+    checks.a_round_may_have_no_uploads(case(name))
+
+
 @pytest.mark.parametrize(("name", "values"), SMALLER)
 def test_smaller_values_make_fewer_bytes(name, values):
     checks.smaller_values_make_fewer_bytes(case(name), values)

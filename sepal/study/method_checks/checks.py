@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.host import ClientHost
 from sepal.config import flatten
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
+from sepal.method.aggregation import aggregated
 from sepal.method.interface import resolve
 from sepal.names import client_name
 from sepal.protocol.messages import Content, Order
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import Kind
+from sepal.protocol.types import Kind, Upload
 from sepal.runs.summary import summarise
+from sepal.server.guard import Guard
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest, digest_arrays, restore
@@ -156,6 +160,38 @@ def state_survives_the_disk(case: Case) -> None:
     require(digest(again) == digest(server), "server's state", "the same after it was stored", "another")
 
 
+class _NoUploads:
+    """A round's uploads of which none was accepted."""
+
+    clients = ()
+
+    def __iter__(self) -> Iterator[Upload]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def a_round_may_have_no_uploads(case: Case) -> None:
+    """Without an upload, before the first round and after the last, the server still returns a state it can go on with.
+
+    So it is where all clients of a round are away or refused: a mean over nobody divides by zero.
+    """
+    run = case.finished()
+    algorithm, setup = run.strategy.algorithm, run.strategy.setup
+    for number, state in ((1, run.start.server), (setup.config.rounds, run.strategy.progress.server)):
+        try:
+            with np.errstate(all="raise"):
+                after, figures = aggregated(algorithm, state, _NoUploads(), algorithm.plan(number))
+        except (ArithmeticError, LookupError, ValueError) as error:
+            expected = "a state also from a round whose uploads were all refused (len(uploads) == 0)"
+            raise CheckError("aggregate", expected, f"{type(error).__name__}: {error}") from error
+        expected = "a state from which a model can be made, also without uploads"
+        require(not (why := Guard(algorithm, setup, state).unusable(after)), "aggregate", expected, why)
+        finite = all(math.isfinite(value) for value in figures.values())
+        require(finite, "aggregate", "finite figures, also without uploads", dict(figures))
+
+
 def smaller_values_make_fewer_bytes(case: Case, values: str = "fp16") -> None:
     """With two bytes a value instead of four, two rounds send fewer bytes: nothing else is sent in full.
 
@@ -290,6 +326,7 @@ CHECKS = (
     Check("it writes into nothing that it is handed", handed_in_stays),
     Check("the ledger counts the bytes that are sent", ledger_counts_bytes),
     Check("the server's state is the same after it was stored", state_survives_the_disk),
+    Check("a round without uploads leaves a state to go on with", a_round_may_have_no_uploads),
     Check("a killed server resumes to the same bits", resumes_after_a_kill),
     Check("values of two bytes make fewer bytes", smaller_values_make_fewer_bytes),
     Check("values of two bytes make a smaller first upload", smaller_values_make_a_smaller_first_upload),

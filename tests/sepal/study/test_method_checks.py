@@ -84,6 +84,22 @@ class Remembering(FedAvgServer):
         return ServerState({name: array * np.float32(1 - 0.01 * self.rounds) for name, array in mean.items()})
 
 
+class Dividing(FedAvgServer):
+    def aggregate(self, state, uploads, plan):
+        after, _ = super().aggregate(state, uploads, plan)
+        return after, {"examples": sum(upload.client.examples for upload in uploads) / len(uploads)}
+
+
+class Forgetting(FedAvgServer):
+    def aggregate(self, state, uploads, plan):
+        sums = {name: np.zeros_like(array) for name, array in state.weights.items()}
+        for upload in uploads:
+            for name, tensor in upload.payload.tensors.items():
+                sums[name] += tensor.values.reshape(sums[name].shape) / len(uploads)
+        with np.errstate(all="ignore"):
+            return ServerState(sums if len(uploads) else {name: array / 0 for name, array in sums.items()}), {}
+
+
 class Large(FedAvgClient):
     def upload(self, state, plan):
         return Payload(dense(self.personal_weights(state), self.shared(), ValueCoding.FP32))
@@ -145,6 +161,8 @@ Oddstate = method("oddstate", client=OddClient)
 Impure = method("impure", client=Restless)
 Oddserver = method("oddserver", server=OddServer)
 Hidden = method("hidden", server=Remembering)
+Divides = method("divides", server=Dividing)
+Forgets = method("forgets", server=Forgetting)
 Full = method("full", client=Large)
 Writes = method("writes", client=Writing)
 Serverwrites = method("serverwrites", server=WritingServer)
@@ -176,6 +194,8 @@ def bent(tmp_path, monkeypatch):
         ("Impure", checks.novel_clients_are_apart, "the state that newcomer and adapt give from init"),
         ("Oddserver", checks.state_survives_the_disk, ""),
         ("Hidden", checks.resumes_after_a_kill, "killed in round 3 and started again: expected the server's state"),
+        ("Divides", checks.a_round_may_have_no_uploads, "aggregate: expected a state also from a round whose uploads"),
+        ("Forgets", checks.a_round_may_have_no_uploads, "aggregate: expected a state from which a model can be made"),
         ("Full", checks.smaller_values_make_fewer_bytes, "bytes up with values = fp16: expected at most"),
         ("Full", checks.smaller_values_make_a_smaller_first_upload, "upload with values = fp16: expected at most"),
     ],
