@@ -78,7 +78,10 @@ def join(
         Privacy, typer.Option(help="strict: --least-noise 5, --most-uploads 20 and --no-accuracies in one word.")
     ] = Privacy.NONE,
     least_noise: Annotated[
-        float | None, typer.Option(min=0, help="Send no upload with less noise of its own than this, or with --only-secure in the sum.")
+        float | None,
+        typer.Option(
+            min=0, help="Send no upload with less noise of its own than this, or with --only-secure in the sum."
+        ),
     ] = None,
     only_secure: Annotated[
         bool,

@@ -110,7 +110,7 @@ class PrivacySettings(Settings):
 
     @property
     def of_rounds(self) -> bool:
-        """Whether the noise is that of a round's sum, so that a round is one release, and all clients weigh the same."""
+        """Whether the noise is that of a round's sum: a round is one release, and all clients weigh the same."""
         return self.central or self.distributed
 
     @property

@@ -135,7 +135,13 @@ def _check_privacy(config: RunConfig) -> None:
     if privacy.distributed:
         shares = f"{why}: clients clip, and add their shares of the noise to a secure sum"
         _check_plain(config, {"secure": ("sum", shares), "secure-range": (8.0, f"{why}: the clip bounds a change")})
-        return
+    else:
+        _check_central(config, why)
+
+
+def _check_central(config: RunConfig, why: str) -> None:
+    """Raise if the server cannot add noise of the keys to a mean, or its claim would not hold."""
+    privacy = config.privacy
     if not config.clients:
         raise ConfigError("clients", "a number with privacy.mode = central: the mean has a fixed divisor", 0)
     _check_plain(

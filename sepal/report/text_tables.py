@@ -319,7 +319,8 @@ def _line_of_rounds(privacy: Mapping[str, Any]) -> str:
     known = f"{privacy['epsilon_no_amplification']:.3g}"
     draw, most = f"{known} for whoever knows who was drawn", f"at most {privacy['uploads']} of a client"
     if privacy["mode"] == "distributed":
-        draw = f"{known} for a server that follows the protocol, with at most {privacy['colluders']} clients that help it"
+        sides = f"at most {privacy['colluders']} clients on its side"
+        draw = f"{known} for a server that follows the protocol, with {sides}"
     elif privacy["epsilon"] is not None:
         draw = f"{privacy['epsilon']:.3g} for whoever does not know who was drawn, {draw}"
     seed = "; simulated: the noise came from the seed" if privacy["simulated"] else ""

@@ -24,7 +24,7 @@ from sepal.secure.formats import fewest_clients
 from sepal.secure.keys import derive
 from sepal.secure.masks import packed, stream
 
-LEAST_STEPS = 128  # of a clip: a small model's changes are rounded finely, too
+LEAST_STEPS = 256  # of a clip: a small model's changes are rounded finely, too
 LEAST_DEVIATION = 4  # steps, of a share: the theorem's τ is then nothing
 MOST_DEVIATION = 2**16  # steps: the table of the sampler has 34 times as many entries
 REACH = 17  # deviations: beyond it there is a probability below 2^-200
@@ -156,9 +156,7 @@ def discrete_gaussian(variance: Fraction, size: int, secret: bytes, bound: bytes
     return inverted(variance, words, lambda place: stream(more, 16 * (place + 1))[-16:])
 
 
-def inverted(
-    variance: Fraction, words: npt.NDArray[np.uint64], more: Callable[[int], bytes]
-) -> npt.NDArray[np.int64]:
+def inverted(variance: Fraction, words: npt.NDArray[np.uint64], more: Callable[[int], bytes]) -> npt.NDArray[np.int64]:
     """Return the draws of given uniform numbers, int64 (n,).
 
     Args:

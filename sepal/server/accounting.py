@@ -13,8 +13,8 @@ in z (:attr:`sepal.server.central_noise.CentralNoise.multiplier_of_updates`).
 A sum that differs from an earlier one of the same round is another release of the same clients: r of them are one
 Gaussian mechanism with noise z/√r.
 
-With ``privacy.mode = "distributed"`` the noise is a sum of discrete Gaussians (Kairouz, Liu, Steinke, ICML 2021), and the
-two runs differ in the update of one client, which in the other is no change: who takes part is known. Without
+With ``privacy.mode = "distributed"`` the noise is a sum of discrete Gaussians (Kairouz, Liu, Steinke, ICML 2021), and
+the two runs differ in the update of one client, which in the other is no change: who takes part is known. Without
 amplification, by dp-accounting's RDP accountant.
 """
 
@@ -150,12 +150,12 @@ def before_the_run(config: RunConfig) -> str:
     all_rounds = Spent({1: rounds}, {"any": rounds})
     epsilons = epsilon_after(config, all_rounds, tight=True)
     if privacy.distributed:
-        helpers = f"{config.secure_colluders} client{'s' * (config.secure_colluders != 1)}"
+        c, total = config.secure_colluders, epsilons["epsilon_no_amplification"]
+        head = f"distributed privacy: all clients weigh the same, z = {privacy.noise:g}, clip {privacy.clip:g}"
         return (
-            f"distributed privacy: all clients weigh the same, z = {privacy.noise:g}, clip {privacy.clip:g}: with these "
-            f"keys ε = {epsilons['epsilon_no_amplification']:.3g} after {rounds} round{'s' * (rounds != 1)} for a client "
-            f"in all of them, at δ = {privacy.delta:g}, against a server that follows the protocol and at most {helpers} "
-            "that help it; no amplification by sampling, because the server knows who is drawn"
+            f"{head}: with these keys ε = {total:.3g} after {rounds} round{'s' * (rounds != 1)} for a client in all of "
+            f"them, at δ = {privacy.delta:g}, against a server that follows the protocol and at most {c} "
+            f"client{'s' * (c != 1)} on its side; no amplification by sampling, because the server knows who is drawn"
         )
     clients = config.clients_per_round or config.clients
     head = f"central privacy: the mean of {clients} clients, each with weight 1, z = {privacy.noise:g}, "

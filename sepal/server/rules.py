@@ -9,6 +9,7 @@ from typing import Any
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 from sepal.layout import Layout, statistics
+from sepal.masks.selection import count
 from sepal.method.algorithms import ChoosesParticipants, ServerAlgorithm
 from sepal.method.interface import Method
 from sepal.protocol.types import ClientInfo
@@ -58,7 +59,8 @@ def check_noised_rounds(algorithm: ServerAlgorithm[Any], method: Method, config:
             expected = f"local: round {plan.round} of {name} is not one mean over clients-per-round clients"
             raise ConfigError("privacy.mode", expected, mode)
     if config.privacy.distributed:
-        _check_shares(sum(parameter.size for parameter in exchanged), config)
+        entries = sum(parameter.size for parameter in exchanged)
+        _check_shares(entries if config.compress.name == "none" else count(config.compress.keep, entries), config)
 
 
 def _check_shares(entries: int, config: RunConfig) -> None:
