@@ -155,6 +155,8 @@ def test_the_worked_rows_of_sums_of_shares(rounds, epsilon):
     spent = epsilon_after(config(**SHARES), after(3, rounds))
     assert spent == {"epsilon": None, "epsilon_no_amplification": pytest.approx(epsilon, rel=1e-6)}
     assert accounting.bounded_epsilon(spent) > without_amplification(1.0, rounds, DELTA)
+    twice = epsilon_after(config(**SHARES, noise=2.0), after(3, 4 * rounds))  # k/z² is the same
+    assert twice["epsilon_no_amplification"] == pytest.approx(epsilon, rel=1e-6)
 
 
 @pytest.mark.parametrize(("clients", "entries", "noise"), [(50, 2**20, 1.0), (3, 10, 0.01), (60_000, 10**9, 0.3)])
