@@ -117,7 +117,8 @@ class Node:
         data_dir: Directory of shared data sets; empty for ``SEPAL_DATA``, then ~/.cache/sepal/data.
         initial_weights: Its copy of the file to start from; empty if there is none.
         allow: Code and paths that the run config may name; see :mod:`sepal.client_app.guard`.
-        least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
+        least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any. It is that of noise by each
+            client; with ``only_secure`` that of noise in a secure sum.
         only_secure: Whether it refuses every run without secure sums.
         accuracies: Whether it evaluates models and sends the counts; see :class:`sepal.client_app.host.ClientHost`.
         most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
@@ -164,8 +165,6 @@ class Node:
         for key, value in (("no-accuracies", silent), ("only-secure", only_secure)):
             if not isinstance(value, bool):
                 raise ConfigError(key, "true or false", value)
-        if only_secure and noise:
-            raise ConfigError("only-secure", "no least-noise beside it: a secure sum has no noise", "both")
         most = node_config.get("most-uploads", 0)
         if not isinstance(most, int) or isinstance(most, bool) or most < 0:
             raise ConfigError("most-uploads", "a whole number of at least 0", most)
@@ -310,7 +309,9 @@ def build_host(
 
 
 def _weight(shared: Shared, info: ClientInfo) -> float:
-    """Return what a client weighs in a mean of the method's server, which can be summed, so it has ``weigh``."""
+    """Return what a client weighs in a sum: what the method's server says, or with noise as much as all others."""
+    if shared.assembly.setup.config.privacy.distributed:
+        return 1.0
     server: Any = shared.assembly.method.make_server(shared.assembly.setup)
     return float(server.weigh(Upload(info, Payload())))
 

@@ -83,13 +83,16 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
     """
     if not node.least_noise:
         return
-    if config.privacy.central:
+    if node.only_secure and not config.privacy.distributed:
+        expected = "distributed: this node demands noise in a secure sum (sepal join --only-secure --least-noise)"
+        raise ProtocolError("privacy.mode", expected, config.privacy.mode)
+    if config.privacy.of_rounds and not node.only_secure:
         expected = "local: this node adds the noise itself (sepal join --least-noise)"
         raise ProtocolError("privacy.mode", expected, config.privacy.mode)
     if config.privacy.noise < node.least_noise:
         expected = f"at least {node.least_noise:g}, as this node demands (sepal join --least-noise)"
         raise ProtocolError("privacy.noise", expected, config.privacy.noise)
-    if order.kind is Kind.TRAIN and order.plan.phase not in private:
+    if order.kind is Kind.TRAIN and order.plan.phase not in private and not node.only_secure:  # else all rounds have it
         expected = "one whose uploads have noise, as this node demands (sepal join --least-noise)"
         raise ProtocolError("phase", expected, order.plan.phase)
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flwr.app import RecordDict
 
 from sepal.client_app.clipped_uploads import ClippedUploads
-from sepal.client_app.secure_sums import SecureSums
+from sepal.client_app.secure_sums import NO_UPDATE, SecureSums, Summand
 from sepal.client_app.state_store import StateStore, Stored, VersionOrigin
 from sepal.errors import ChangedDataError, DivergedError, ProtocolError, SepalError, StateError, WireError
 from sepal.method.algorithms import ClientAlgorithm
@@ -248,7 +248,7 @@ class ClientHost:
         figures = sane if self.accuracies else {}
         if not self.accuracies or self.secure:
             sane, sums = {name: value for name, value in sane.items() if name in COSTS}, {}
-        if within is not None and self.clips and self.clips.tells:
+        if isinstance(within, bool) and self.clips and self.clips.tells:
             sane[WITHIN_CLIP] = float(within)
         reply = Reply(order.run, plan.round, kind, self.info, order.base, download_digest, metrics=sane, sums=sums)
         check_sendable(upload)
@@ -260,7 +260,8 @@ class ClientHost:
         uploaded, uploads = self._uploaded(answer), bool(answer.data or answer.scalars)
         if self.secure and summed_views is not None:
             summed = figures_of(figures, summed_views)
-            answer = self.secure.begin(order, request, download, upload, answer, summed, within is not False)
+            summand = within if isinstance(within, Summand) else NO_UPDATE
+            answer = self.secure.begin(order, request, summand, answer, summed)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, uploaded)
             local = self.local()
@@ -313,10 +314,12 @@ class ClientHost:
         self.store.save(base, Stored(f"{work}|made again", after, reply, content, local), origin)
         return after, work, local, self.info.data
 
-    def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload, bool | None]:
-        """Return the state after what the server orders, the upload, and whether that is as trained.
+    def _work(
+        self, order: Order, state: Any, download: Payload, work: str
+    ) -> tuple[Any, Payload, bool | Summand | None]:
+        """Return the state after what the server orders, the upload, and more.
 
-        It is not if it was clipped, or does not count in a secure sum; None in a run that has neither.
+        With ``clips`` that is whether the upload needed no clipping, with ``secure`` what the client adds to the sum.
         """
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
         self.begin(bytes.fromhex(work), order.plan.halvings)
@@ -328,7 +331,8 @@ class ClientHost:
                 if not finite:
                     after = state
                     self.take_up(order.plan.round, local)
-                return after, *self.secure.countable(download, upload, finite)
+                summand = self.secure.countable(download, upload, finite)
+                return after, summand.upload, summand
             return after, *(self.clips.clipped(upload, download, order.plan) if self.clips else (upload, None))
         if order.kind is Kind.ADAPT:
             return self.algorithm.adapt(state, download, order.plan), Payload(), None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sepal.config import RunConfig
 from sepal.errors import ProtocolError, StateError
@@ -16,6 +18,7 @@ from sepal.protocol.summed import UPDATE, Entries
 from sepal.protocol.types import Kind, Payload, Weights
 from sepal.secure.client import Figures, Opening, SecureClient, Vault
 from sepal.secure.keys import commitment
+from sepal.secure.noise import seed_of
 from sepal.secure.ring import rounding_seed, within
 from sepal.storage.files import read_unlinked, write_atomically
 
@@ -68,6 +71,26 @@ class NoVault:
         raise StateError("secure", "a client that answers messages", "one whose models are read")
 
 
+@dataclass(frozen=True, eq=False)
+class Summand:
+    """What a client adds to a sum.
+
+    Attributes:
+        upload: The upload that it stands for.
+        entries: The entries that are summed.
+        change: What the upload changes there, float32 (d,).
+        counts: Whether that is what the client has trained; if not, the sum says so by a figure.
+    """
+
+    upload: Payload
+    entries: Entries
+    change: npt.NDArray[np.float32]
+    counts: bool = True
+
+
+NO_UPDATE = Summand(Payload(), Entries({}, {}, {}), np.empty(0, np.float32))  # of a client that only evaluates
+
+
 @dataclass(frozen=True)
 class SecureSums:
     """One client's secure sums in one run.
@@ -100,13 +123,14 @@ class SecureSums:
         """Return what stands for an upload in the name of a version, and in the reply: 64 hexadecimal digits."""
         return commitment(self.key, upload.digest().encode()).hex()
 
-    def countable(self, download: Payload, upload: Payload, finite: bool) -> tuple[Payload, bool]:
-        """Return what a client adds to a sum after training, and whether that is what it has trained.
+    def countable(self, download: Payload, upload: Payload, finite: bool) -> Summand:
+        """Return what a client adds to a sum after training.
 
         An update counts as no change if an entry of it changes by more than ``secure-range``, if it has values that no
         server takes, or if training ended in no finite numbers. Only the sum says so, by how many clients' it was: an
         error of this client, whatever it is about, would tell the server how far its entries have moved, as often as
-        it asks under other keys or from other weights.
+        it asks under other keys or from other weights. With noise not even the sum says so: its figures have none, and
+        a change of any size is clipped.
 
         Args:
             download: What it trained from, decoded.
@@ -119,33 +143,27 @@ class SecureSums:
         if upload.scalars:
             raise ProtocolError("upload", "values alone, with secure = sum", ", ".join(upload.scalars))
         entries = Entries.of(upload.tensors, download, self.first)
-        if finite and not unsendable(upload) and within(entries.change(upload.tensors), self.config.secure_range):
-            return upload, True
+        noise, change = self.config.privacy.distributed, entries.change(upload.tensors)
+        reach = math.inf if noise else self.config.secure_range
+        if finite and not unsendable(upload) and within(change, reach):
+            return Summand(upload, entries, change)
         start = entries.tensors(np.zeros(entries.count))
-        return Payload({name: replace(one, values=start[name].values) for name, one in upload.tensors.items()}), False
+        none = Payload({name: replace(one, values=start[name].values) for name, one in upload.tensors.items()})
+        return Summand(none, entries, np.zeros_like(change), counts=noise)
 
-    def begin(
-        self,
-        order: Order,
-        request: str,
-        download: Payload,
-        upload: Payload,
-        sealed: Content,
-        figures: Figures,
-        counts: bool,
-    ) -> Content:
+    def begin(self, order: Order, request: str, summand: Summand, sealed: Content, figures: Figures) -> Content:
         """Keep an upload and figures for the round's sum, and return what is sent: two public keys, a commitment.
 
         Args:
             order: The order that led to them.
             request: Its digest.
-            download: What it came with, decoded.
-            upload: What :meth:`countable` returned; empty of a client that only evaluates.
-            sealed: The upload, encoded.
+            summand: What :meth:`countable` returned, or ``NO_UPDATE``.
+            sealed: Its upload, encoded.
             figures: The client's figures on views, in the order of the sum.
-            counts: Whether the client's change counts.
         """
-        config, entries, number = self.config, Entries.of(upload.tensors, download, self.first), self.digest(sealed)
+        config, entries, number = self.config, summand.entries, self.digest(sealed)
+        clip, noise = config.privacy.of_shares if entries.count else (0.0, 0.0)
+        repeated = noise and self.key == ON_ONE_MACHINE
         opening = Opening(
             round=order.plan.round,
             request=request,
@@ -155,9 +173,12 @@ class SecureSums:
             colluders=config.secure_colluders,
             commitment=bytes.fromhex(number),
             rounding=rounding_seed(config.seed, self.name, order.plan.round),
-            update=entries.change(upload.tensors),
-            figures=(*figures, int(not counts)),
+            update=summand.change,
+            figures=(*figures, int(not summand.counts)),
             weight=self.weigh() if order.kind is Kind.TRAIN else 0.0,
+            clip=clip,
+            noise=noise,
+            noise_secret=seed_of(config.seed, self.name, order.plan.round) if repeated else b"",
         )
         return Content(SecureClient(order.run, self.vault).begin(opening), {UPDATE: number})
 

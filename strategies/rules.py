@@ -40,7 +40,7 @@ def check_method(method: Method, config: RunConfig) -> None:
         )
         expected = f"0: uploads of {method.name} are not clipped and noised{void} (those of {others} are)"
         raise ConfigError("privacy.clip", expected, config.privacy.clip)
-    if config.privacy.central and not method.summed_phases:
+    if config.privacy.of_rounds and not method.summed_phases:
         others = _names(lambda candidate: bool(candidate.summed_phases))
         void, why = _void(method, capabilities.SUMMED, method.server), _reads(method)
         expected = f"local: {method.name} needs more than the mean of the uploads: {why}{void} (methods that take it: "

@@ -78,7 +78,10 @@ def join(
         Privacy, typer.Option(help="strict: --least-noise 5, --most-uploads 20 and --no-accuracies in one word.")
     ] = Privacy.NONE,
     least_noise: Annotated[
-        float | None, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
+        float | None,
+        typer.Option(
+            min=0, help="Send no upload with less noise of its own than this, or with --only-secure in the sum."
+        ),
     ] = None,
     only_secure: Annotated[
         bool,
@@ -181,8 +184,6 @@ def demands(
     strict = privacy is Privacy.STRICT
     noise = least_noise if least_noise is not None else STRICT_NOISE * strict
     most = most_uploads if most_uploads is not None else STRICT_UPLOADS * strict
-    if only_secure and noise:
-        raise ConfigError("--only-secure", "no --least-noise or --privacy strict: a secure sum has no noise", "both")
     node_keys = {"least-noise": noise, "only-secure": only_secure, "most-uploads": most}
     node_keys["no-accuracies"] = no_accuracies or strict
     return {key: value for key, value in node_keys.items() if value}

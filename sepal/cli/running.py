@@ -91,7 +91,7 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
         prepared = prepare(flat, base, workers)
         config, notes = prepared.assembly.setup.config, prepared.assembly.notes
-        if config.privacy.central:
+        if config.privacy.of_rounds:
             from sepal.server.accounting import before_the_run
 
             check_accountant(config)

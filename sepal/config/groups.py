@@ -60,7 +60,7 @@ class PrivacySettings(Settings):
     mode: Literal["local", "central", "distributed"] = Field(
         "local",
         description="who adds the noise: local: each client to its update; central: the server, which is trusted, to "
-        "the mean of a round; distributed: not built",
+        "the mean of a round; distributed: all clients together, a share each, to a secure sum",
     )
     clip: float = Field(
         0.0,
@@ -72,7 +72,7 @@ class PrivacySettings(Settings):
         0.0,
         ge=0,
         description="noise multiplier: standard deviation of the Gaussian noise per entry, divided by privacy.clip; "
-        "central: of the noise on the sum of a round's updates",
+        "central, distributed: of the noise on the sum of a round's updates",
     )
     quantile: float = Field(
         0.0,
@@ -91,7 +91,7 @@ class PrivacySettings(Settings):
     budget: float = Field(
         0.0,
         ge=0,
-        description="central: the run ends before the round after which ε would be larger; 0: no limit",
+        description="central, distributed: the run ends before the round after which ε would be larger; 0: no limit",
         json_schema_extra=marks(Mark.SERVER_ONLY),
     )
     delta: float = Field(
@@ -104,9 +104,24 @@ class PrivacySettings(Settings):
         return self.mode == "central"
 
     @property
+    def distributed(self) -> bool:
+        """Whether clients add shares of noise to a secure sum of the clipped updates."""
+        return self.mode == "distributed"
+
+    @property
+    def of_rounds(self) -> bool:
+        """Whether the noise is that of a round's sum: a round is one release, and all clients weigh the same."""
+        return self.central or self.distributed
+
+    @property
+    def of_shares(self) -> tuple[float, float]:
+        """Clip and multiplier of the noise in a secure sum; zeros in a run without."""
+        return (self.clip, self.noise) if self.distributed else (0.0, 0.0)
+
+    @property
     def by_clients(self) -> bool:
-        """Whether clients clip their updates, and add the noise if there is any."""
-        return self.clip > 0 and not self.central
+        """Whether each client clips its updates, and adds the noise that is to protect it, if there is any."""
+        return self.clip > 0 and not self.of_rounds
 
 
 class CompressSettings(Settings):

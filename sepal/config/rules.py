@@ -14,8 +14,10 @@ from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
 AGREED_SUPPORT = ("randk",)  # values of compress.name by which all clients of a round send the same entries
-_OF_CENTRAL = {"quantile": 0, "sampling": "fixed", "budget": 0}  # keys privacy.* that have no effect in another mode
-MOST_NOISE = 10_000  # with privacy.mode = central; its numbers have 64 bits
+# Keys privacy.* that have no effect in another mode. With shares of noise in a secure sum, no draw is secret from the
+# server, and bits about clips would need noise among the figures.
+_OF_CENTRAL = {"quantile": 0, "sampling": "fixed", "budget": 0}
+MOST_NOISE = 10_000  # with privacy.mode = central or distributed; their numbers have 64 bits
 OWN_DATA = ("own", "folder", "hf")  # data sets of which a client may have its own, which changes
 
 
@@ -120,22 +122,32 @@ def _check_drift(config: RunConfig) -> None:
 def _check_privacy(config: RunConfig) -> None:
     """Raise if a key of ``privacy.*`` has no effect in the run's mode, or its claim would not hold."""
     privacy = config.privacy
-    if privacy.mode == "distributed":
-        raise ConfigError("privacy.mode", "local or central: noise inside a secure sum is not built", privacy.mode)
+    why = f"with privacy.mode = {privacy.mode}"
     if not privacy.central:
-        _check_plain(
-            config, {f"privacy.{key}": (value, "with privacy.mode = local") for key, value in _OF_CENTRAL.items()}
-        )
+        without = [key for key in _OF_CENTRAL if not (privacy.distributed and key == "budget")]
+        _check_plain(config, {f"privacy.{key}": (_OF_CENTRAL[key], why) for key in without})
+    if not privacy.of_rounds:
         return
     if not privacy.noise:
-        raise ConfigError("privacy.noise", "above 0 with privacy.mode = central", privacy.noise)
+        raise ConfigError("privacy.noise", f"above 0 {why}", privacy.noise)
+    if privacy.noise > MOST_NOISE:
+        raise ConfigError("privacy.noise", f"at most {MOST_NOISE} {why}", privacy.noise)
+    if privacy.distributed:
+        shares = f"{why}: clients clip, and add their shares of the noise to a secure sum"
+        _check_plain(config, {"secure": ("sum", shares), "secure-range": (8.0, f"{why}: the clip bounds a change")})
+    else:
+        _check_central(config, why)
+
+
+def _check_central(config: RunConfig, why: str) -> None:
+    """Raise if the server cannot add noise of the keys to a mean, or its claim would not hold."""
+    privacy = config.privacy
     if not config.clients:
         raise ConfigError("clients", "a number with privacy.mode = central: the mean has a fixed divisor", 0)
-    why = "with privacy.mode = central"
     _check_plain(
         config,
         {
-            "secure": ("off", f"{why}: noise on a secure sum is not built"),
+            "secure": ("off", f"{why}: noise on a secure sum is privacy.mode = distributed"),
             "robust-mean": ("none", f"{why}, whose noise is for a mean"),
             "max-update-norm": (0, f"{why}: clients and server clip, and who is refused would depend on all updates"),
             "compress.name": ("none", f"{why}: what is left out would depend on the updates without noise"),
@@ -150,8 +162,6 @@ def _check_privacy(config: RunConfig) -> None:
     if privacy.quantile and privacy.noise >= clients / 10:  # 2σ_b, see sepal.server.central_noise
         expected = f"0 with privacy.noise of at least {clients / 10:g}, a tenth of a round's clients"
         raise ConfigError("privacy.quantile", expected, privacy.quantile)
-    if privacy.noise > MOST_NOISE:
-        raise ConfigError("privacy.noise", f"at most {MOST_NOISE} {why}", privacy.noise)
     if privacy.quantile and (of_updates := multiplier_beside_bits(privacy.noise, clients)) > MOST_NOISE:
         expected = f"further below {clients / 10:g}, a tenth of a round's clients, with privacy.quantile"
         got = f"{privacy.noise}: it leaves updates a multiplier of {of_updates:.4g}, above {MOST_NOISE}"
@@ -203,7 +213,6 @@ def _check_secure(config: RunConfig) -> None:
     refused: dict[str, tuple[object, str]] = {
         "robust-mean": ("none", f"{why}; nothing bounds a client that lies"),
         "max-update-norm": (0, f"{why}; nothing bounds a client that lies"),
-        "privacy.clip": (0, "with secure = sum: noise inside a secure sum is not built"),
         "novel-clients": (0, "with secure = sum: their figures are in the sum of all"),
         "data-changes": ("refuse", "or freeze with secure = sum: weights would be those of data that nobody compares"),
     }
@@ -211,6 +220,9 @@ def _check_secure(config: RunConfig) -> None:
         value = config.value(key)
         if value != plain and (key, value) != ("data-changes", "freeze"):
             raise ConfigError(key, f"{plain} {reason}", value)
+    if config.privacy.by_clients:
+        expected = "0 with secure = sum, or privacy.mode = distributed, which has the noise in the sum"
+        raise ConfigError("privacy.clip", expected, config.privacy.clip)
     if config.lr == "search":
         expected = "a number with secure = sum: a search weighs what single clients reach, and takes many sums"
         raise ConfigError("lr", expected, config.lr)

@@ -298,8 +298,8 @@ def together_line(summary: Mapping[str, Any]) -> str:
 def privacy_line(summary: Mapping[str, Any]) -> str:
     """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
     privacy = summary["privacy"]
-    if privacy.get("mode") == "central":
-        return _central_line(privacy)
+    if privacy.get("mode") in ("central", "distributed"):
+        return _line_of_rounds(privacy)
     head = f"Privacy: clip {privacy['clip']:g}, noise {privacy['noise']:g}"
     if privacy["reason"]:
         return f"{head}; no ε: {privacy['reason']}"
@@ -311,13 +311,17 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _central_line(privacy: Mapping[str, Any]) -> str:
-    """Return one line about central noise: who is trusted, and ε for whoever knows who was drawn, and who does not."""
-    clip = f"clip {privacy['clip']:g}{' at first' if privacy['quantile'] else ''}"
-    head = f"Privacy: noise by the server, {clip}, noise {privacy['noise']:g}"
+def _line_of_rounds(privacy: Mapping[str, Any]) -> str:
+    """Return one line about noise on sums: whose it is, and ε for whoever knows who was drawn, and who does not."""
+    clip = f"clip {privacy['clip']:g}{' at first' if privacy.get('quantile') else ''}"
+    whose = "the server" if privacy["mode"] == "central" else "the clients together"
+    head = f"Privacy: noise by {whose}, {clip}, noise {privacy['noise']:g}"
     known = f"{privacy['epsilon_no_amplification']:.3g}"
     draw, most = f"{known} for whoever knows who was drawn", f"at most {privacy['uploads']} of a client"
-    if privacy["epsilon"] is not None:
+    if privacy["mode"] == "distributed":
+        sides = f"at most {privacy['colluders']} clients on its side"
+        draw = f"{known} for a server that follows the protocol, with {sides}"
+    elif privacy["epsilon"] is not None:
         draw = f"{privacy['epsilon']:.3g} for whoever does not know who was drawn, {draw}"
     seed = "; simulated: the noise came from the seed" if privacy["simulated"] else ""
     return (

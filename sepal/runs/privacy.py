@@ -99,8 +99,8 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
     }
 
 
-def central_privacy(config: RunConfig, released: Spent) -> dict[str, Any]:
-    """Return the ``privacy`` of summary.json of a run with ``privacy.mode = "central"`` (``docs/run-directory.md``).
+def privacy_of_rounds(config: RunConfig, released: Spent) -> dict[str, Any]:
+    """Return the ``privacy`` of summary.json of a run whose rounds are releases (``docs/run-directory.md``).
 
     Args:
         config: The run's configuration.
@@ -112,7 +112,7 @@ def central_privacy(config: RunConfig, released: Spent) -> dict[str, Any]:
         "clip": keys.clip,
         "noise": keys.noise,
         "delta": keys.delta,
-        "quantile": keys.quantile,
+        **({"colluders": config.secure_colluders} if keys.distributed else {"quantile": keys.quantile}),
         "sampling": keys.sampling,
         **epsilon_after(config, released, tight=True),
         "reason": "",

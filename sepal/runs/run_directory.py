@@ -34,7 +34,7 @@ from sepal.runs.summary import plain, summarise
 from sepal.server.accounting import check_budget
 from sepal.server.central_noise import of_seed
 from sepal.server.report import RunFigures
-from sepal.server.rules import check_central
+from sepal.server.rules import check_noised_rounds
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.simulated_time import read_profile
@@ -79,7 +79,7 @@ class RunDirectory:
     ) -> None:
         check_accountant(assembly.setup.config)
         server = assembly.method.make_server(assembly.setup)  # refuses what cannot run, before there is a directory
-        check_central(server, assembly.method, assembly.setup.config)
+        check_noised_rounds(server, assembly.method, assembly.setup.config)
         check_budget(assembly.setup.config)
         if assembly.setup.config.devices:
             read_profile(assembly.setup.config.devices)
@@ -268,7 +268,7 @@ class RunDirectory:
         """Write the summary, which marks the run as complete."""
         name, engine, rounds = self.path.name, self._engine, self._total
         summary = summarise(self._assembly, progress, report, name=name, engine=engine, rounds=rounds)
-        if self._assembly.setup.config.privacy.central:
+        if self._assembly.setup.config.privacy.of_rounds:
             summary["privacy"]["simulated"] = self._simulated
         text = json.dumps(plain(summary), indent=2, ensure_ascii=False)
         write_atomically(self.path / "summary.json", f"{text}\n".encode(), check=self._claim.check)

@@ -19,7 +19,7 @@ import sepal
 from sepal.data.own import PRIVATE
 from sepal.method.algorithms import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.runs.privacy import central_privacy, privacy
+from sepal.runs.privacy import privacy, privacy_of_rounds
 from sepal.runs.processors import processor
 from sepal.server.report import RunFigures, described, key_of, populations
 from sepal.server.run_state import RunState
@@ -76,8 +76,8 @@ def summarise(
         "undone": report.undone,
         "bytes": report.totals.summary(),
         "seconds": seconds(report.seconds),
-        "privacy": central_privacy(config, report.released)
-        if config.privacy.central
+        "privacy": privacy_of_rounds(config, report.released)
+        if config.privacy.of_rounds
         else privacy(config, assembly.method.private_phases if config.privacy.clip else (), report.uploads),
         "weights_sha256": weights_digest(algorithm, progress.server) or clients_sha256,
         "clients_sha256": clients_sha256,

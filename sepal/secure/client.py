@@ -21,6 +21,7 @@ from sepal.secure import formats, keys
 from sepal.secure.formats import Terms, fewest_clients
 from sepal.secure.keys import KeyPairs, agree, decrypt, encrypt
 from sepal.secure.masks import own_mask, packed, pair_mask
+from sepal.secure.noise import Shares, noised
 from sepal.secure.ring import MOST_FIGURE, Ring, Sum, rounded, scale
 from sepal.secure.shamir import SECRET, SHARE, split, threshold
 
@@ -56,6 +57,10 @@ class Opening:
         update: The change, float32 (d,).
         figures: Whole numbers of at least 0, and shares from 0 to 1 as floats.
         weight: What the client weighs in the mean; 0 of a client that only evaluates.
+        clip: As there.
+        noise: As there.
+        noise_secret: 32 bytes from which the noise follows, where it is to be that of another run; empty: drawn from
+            the operating system.
     """
 
     round: int
@@ -69,6 +74,9 @@ class Opening:
     update: npt.NDArray[np.float32]
     figures: Figures
     weight: float
+    clip: float = 0.0
+    noise: float = 0.0
+    noise_secret: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,10 @@ class _Session:
     shares: Mapping[int, bytes] = field(default_factory=dict)  # dealer to the two shares that this client holds
     questions: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, bytes] = field(default_factory=dict)
+    clip: float = 0.0
+    noise: float = 0.0
+    noise_secret: bytes = b""
+    repeatable: bool = False  # whether the noise is to be that of another run, and so does not follow from keys
 
     @property
     def ring(self) -> Ring:
@@ -117,6 +129,11 @@ class _Session:
     def fewest(self) -> int:
         """The fewest clients of a sum."""
         return fewest_clients(self.clients, self.colluders)
+
+    @property
+    def noise_shares(self) -> Shares:
+        """The shares of noise of the sum."""
+        return Shares(self.clip, self.noise, self.entries, self.clients, self.colluders)
 
 
 class SecureClient:
@@ -178,6 +195,10 @@ class SecureClient:
                 masking=pairs.masking,
                 update=np.asarray(opening.update, "<f4").tobytes(),
                 weight=opening.weight,
+                clip=opening.clip,
+                noise=opening.noise,
+                noise_secret=(opening.noise_secret or os.urandom(SECRET)) if opening.noise else b"",
+                repeatable=bool(opening.noise_secret),
             )
         )
         return pairs.public
@@ -228,8 +249,11 @@ class SecureClient:
             raise ProtocolError(SHARE_STEP, "a client under one id, with keys of its own", "keys that occur twice")
         if len(peers) + 1 < (fewest := max(formats.LEAST_CLIENTS, fewest_clients(len(peers) + 1, session.colluders))):
             raise ProtocolError(SHARE_STEP, f"at least {fewest} clients", len(peers) + 1)
-        scale(session.bits, len(peers) + 1, session.range)  # refuses more clients than the ring holds
         after = replace(session, id=number, total=total, others=peers, b=os.urandom(SECRET))
+        if session.noise:
+            after.noise_shares.check(session.bits)
+        else:
+            scale(session.bits, after.clients, session.range)  # refuses more clients than the ring holds
         context, ids = self._context(after), range(after.clients)
         places, needed = [i + 1 for i in ids], threshold(after.clients, after.colluders)
         dealt = [split(secret, needed, places) for secret in (after.b, after.masking)]
@@ -266,8 +290,8 @@ class SecureClient:
             pair = pair_mask(session.masking, public, context, number, peer, session.ring.size)
             (masked.add if number < peer else masked.subtract)(pair)
         after = replace(session, masked_round=session.round, present=tuple(present), shares=shares)
-        erased = replace(after, encryption=b"", masking=b"", b=b"", update=b"", figures=(0,) * len(session.figures))
-        return erased, masked.vector()
+        erased = replace(after, encryption=b"", masking=b"", b=b"", update=b"", noise_secret=b"")
+        return replace(erased, figures=(0,) * len(session.figures)), masked.vector()
 
     def _unmask(self, session: _Session, data: bytes, scalars: Mapping[str, Any]) -> tuple[_Session, bytes]:
         """Return of each client of U2 one share: of b if it is in the sum, else of its mask key."""
@@ -285,11 +309,15 @@ class SecureClient:
             raise ProtocolError(step, f"at least {session.fewest} of {session.clients} clients", clients)
 
     def _vector(self, session: _Session) -> bytes:
-        factor = 0.0
-        if session.entries:
+        update, factor = np.frombuffer(session.update, "<f4"), 0.0
+        if session.entries and not session.noise:
             factor = scale(session.bits, session.clients, session.range)
             factor *= session.weight / session.total if session.total else 0.0
-        entries = rounded(np.frombuffer(session.update, "<f4"), factor, session.rounding)
+        if session.noise:  # bound to all keys: two sums of one update have independent noise
+            bound = packed(session.clients) if session.repeatable else self._context(session)
+            entries = noised(update, session.noise_shares, session.noise_secret, bound + session.commitment)
+        else:
+            entries = rounded(update, factor, session.rounding)
         most = MOST_FIGURE // session.clients
         figures = [int(f * most + 0.5) if isinstance(f, float) else f for f in session.figures]
         if any(not 0 <= figure <= most for figure in figures):
@@ -307,6 +335,8 @@ class SecureClient:
             len(session.figures),
             session.total,
             session.colluders,
+            session.clip,
+            session.noise,
         )
         return terms.context({**session.others, session.id: session.public})
 
@@ -352,8 +382,9 @@ def _unpacked(data: bytes) -> _Session:
 
     values: dict[str, Any] = {}
     for name, default in vars(plain).items():
-        value = head[name]
-        if isinstance(default, bytes):
+        if (value := head.get(name)) is None:  # of a release that had no such field
+            values[name] = default
+        elif isinstance(default, bytes):
             values[name] = take(value)
         elif name in ("others", "shares", "answers"):
             values[name] = {key: take(size) for key, size in value}

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from sepal.errors import ProtocolError
@@ -16,6 +16,7 @@ from sepal.secure.shamir import SHARE, threshold
 ID = 4  # bytes
 LEAST_CLIENTS = 3
 MOST_CLIENTS = 2**16
+SPARING = {"sparing": True}  # may be left out where it is stored (sepal.storage.serialize)
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Terms:
         figures: m.
         total: W, the sum of the weights over U1.
         colluders: c.
+        clip: C, the largest norm of a change, with noise in the sum; else 0.
+        noise: z, its multiplier; else 0.
     """
 
     run: str
@@ -43,6 +46,8 @@ class Terms:
     figures: int
     total: float
     colluders: int
+    clip: float = field(default=0.0, metadata=SPARING)
+    noise: float = field(default=0.0, metadata=SPARING)
 
     def context(self, keys: Mapping[int, bytes]) -> bytes:
         """Return the digest to which all derived keys are bound, 32 bytes.
@@ -51,7 +56,9 @@ class Terms:
             keys: Id to public keys, of all of U1.
         """
         roster = hashlib.sha256(b"".join(_id(client) + keys[client] for client in sorted(keys))).hexdigest()
-        text = json.dumps({**asdict(self), "keys": roster}, sort_keys=True, separators=(",", ":"))
+        plain = {"clip", "noise"} if not self.noise else set()
+        terms = {name: value for name, value in asdict(self).items() if name not in plain}
+        text = json.dumps({**terms, "keys": roster}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
 
 

@@ -1,4 +1,4 @@
-"""ε of a run with central noise: before it, after each round, and the round after which ``privacy.budget`` ends it.
+"""ε of a run whose rounds are releases: before it, after each round, and when ``privacy.budget`` ends it.
 
 Two runs are compared that differ by one client: in the other it is left out of the sum, its bit too (add or remove).
 Of what is released of a round, a sum with noise z·C, it changes the sum by C at most. The bits of adaptive clipping are
@@ -12,6 +12,10 @@ in z (:attr:`sepal.server.central_noise.CentralNoise.multiplier_of_updates`).
 
 A sum that differs from an earlier one of the same round is another release of the same clients: r of them are one
 Gaussian mechanism with noise z/√r.
+
+With ``privacy.mode = "distributed"`` the noise is a sum of discrete Gaussians (Kairouz, Liu, Steinke, ICML 2021), and
+the two runs differ in the update of one client, which in the other is no change: who takes part is known. Without
+amplification, by dp-accounting's RDP accountant.
 """
 
 from __future__ import annotations
@@ -26,8 +30,12 @@ from typing import Any
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
+from sepal.secure.formats import MOST_CLIENTS
+from sepal.secure.noise import LEAST_DEVIATION
 
 MOST_TIGHT = 30.0  # of a larger ε, which protects nobody, that of RDP will do: PLD takes the longer the larger it is
+# τ·d for at most 2^16 clients, 2^40 entries and shares of a deviation of at least 4: 10·2^16·2^40·exp(-16π²), 2e-51
+TAU = 10 * MOST_CLIENTS * 2.0**40 * math.exp(-(LEAST_DEVIATION**2) * math.pi**2)
 Rounds = tuple[tuple[int, int], ...]  # (releases in a round, rounds with so many)
 
 
@@ -82,6 +90,8 @@ def epsilon_after(config: RunConfig, spent: Spent, tight: bool = False) -> dict[
         tight: Whether ε with the draw is that of PLD, which takes seconds; if not, that of RDP.
     """
     privacy = config.privacy
+    if privacy.distributed:
+        return {"epsilon": None, "epsilon_no_amplification": of_shares(privacy.noise, spent.most, privacy.delta)}
     known = without_amplification(privacy.noise, spent.most, privacy.delta)
     if privacy.sampling != "poisson":
         return {"epsilon": None, "epsilon_no_amplification": known}
@@ -114,6 +124,8 @@ def is_over_budget(config: RunConfig, after: Spent) -> bool:
 
 def accountant_of(config: RunConfig, spent: Spent) -> str:
     """Return how :func:`epsilon_after` computes :func:`bounded_epsilon` where it is to be tight."""
+    if config.privacy.distributed:
+        return "RDP of sums of discrete Gaussians"
     if config.privacy.sampling != "poisson":
         return "exact curve of the Gaussian mechanism"
     rdp = epsilon_after(config, spent)["epsilon"]
@@ -137,6 +149,14 @@ def before_the_run(config: RunConfig) -> str:
     rounds, privacy = config.rounds, config.privacy
     all_rounds = Spent({1: rounds}, {"any": rounds})
     epsilons = epsilon_after(config, all_rounds, tight=True)
+    if privacy.distributed:
+        c, total = config.secure_colluders, epsilons["epsilon_no_amplification"]
+        head = f"distributed privacy: all clients weigh the same, z = {privacy.noise:g}, clip {privacy.clip:g}"
+        return (
+            f"{head}: with these keys ε = {total:.3g} after {rounds} round{'s' * (rounds != 1)} for a client in all of "
+            f"them, at δ = {privacy.delta:g}, against a server that follows the protocol and at most {c} "
+            f"client{'s' * (c != 1)} on its side; no amplification by sampling, because the server knows who is drawn"
+        )
     clients = config.clients_per_round or config.clients
     head = f"central privacy: the mean of {clients} clients, each with weight 1, z = {privacy.noise:g}, "
     head += f"clip {privacy.clip:g}{' at first' if privacy.quantile else ''}"
@@ -168,6 +188,29 @@ def without_amplification(noise: float, releases: int, delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
 
     return float(get_epsilon_gaussian(noise / math.sqrt(releases), delta))
+
+
+@lru_cache(maxsize=4096)
+def of_shares(noise: float, releases: int, delta: float) -> float:
+    """Return ε at ``delta`` of a number of sums with discrete Gaussian shares of the noise.
+
+    For one sum of n shares of variance σ² and a change of a norm of at most √D: RDP(α) ≤ α/2·D/(nσ²) + τ·d with
+    τ = 10·Σ exp(-2π²σ²·k/(k + 1)) over k = 1 … n - 1 (Theorem 1). Here D/(nσ²) ≤ 1/z²: the shares of the fewest honest
+    clients are z²·D, and those of others are not credited. With σ ≥ 4, τ·d is below ``TAU``, whatever n and d are.
+
+    Args:
+        noise: z.
+        releases: Number of sums.
+        delta: δ, in (0, 1).
+    """
+    if not releases:
+        return 0.0
+    from dp_accounting import SelfComposedDpEvent, ZCDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(orders=_orders())
+    accountant.compose(SelfComposedDpEvent(ZCDpEvent(rho=0.5 / noise**2, xi=TAU), releases))
+    return float(accountant.get_epsilon(delta))
 
 
 def _event(rate: float, noise: float, rounds: Rounds) -> Any:

@@ -70,6 +70,8 @@ class Guard:
         if privacy.central:  # it is less noise than that of a client, but the clip may have grown
             clip, central = max(clip, self._clip), CentralNoise.of(self._setup.config, b"")  # nothing is drawn
             noise = central.multiplier_of_updates / central.clients
+        elif privacy.distributed:
+            noise /= 2  # a mean over at least h honest clients, of a sum whose h shares have z·C: and h is at least 2
         return clip * (1 + noise * (math.sqrt(entries) + 6))
 
     @cached_property

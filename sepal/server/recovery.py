@@ -48,9 +48,9 @@ def most_diverged(trained: int, diverged: int, min_replies: int) -> bool:
 
 def remedy(config: RunConfig) -> str:
     """Return what an operator may do about divergence; only what the run's other keys admit."""
-    if config.secure != "off":
-        return REMEDY_WITH_SUMS
-    return REMEDY_WITH_NOISE if config.privacy.central else REMEDY
+    if config.privacy.of_rounds:
+        return REMEDY_WITH_NOISE
+    return REMEDY_WITH_SUMS if config.secure != "off" else REMEDY
 
 
 def first_undone(records: Iterable[RoundRecord], failed: int) -> int:

@@ -151,7 +151,7 @@ class Round:
         self._advertised: dict[str, Content] = {}
         self._public_keys: set[bytes] = set()
         self._summed: Mapping[str, float] = {}
-        self._void, self._beyond_range = "", 0
+        self._void, self._beyond_range, self._charged = "", 0, 0
         self.waiting = set(self._requests)
         self._guard = Guard(start.algorithm, setup, start.state.server, start.plan.clip)
         self._undone = store.undone(start.plan.round)  # the attempts at this round before
@@ -535,6 +535,7 @@ class Round:
             log.warning(f"{text}: they count as unchanged", self._plan.round, self._beyond_range, len(self.uploads))
         for part in (part for part in sums if part.trains):
             self._void = part.void
+            self._charged = int(self._config.privacy.distributed and part.asked)
             for name in part.lost.keys() & self._replies.keys():
                 self._refuse(name, f"upload: not in the sum: {part.lost[name]}")
 
@@ -631,7 +632,7 @@ class Round:
             summed=self._summed,
             void=self._void,
             beyond_range=self._beyond_range,
-            releases=self._release.count if self._release else 0,
+            releases=self._release.count if self._release else self._charged,
             clip=self._release.clip if self._release else 0.0,
             simulated=self._simulated_seconds,  # without attempts before it
             late=self._simulated_end.late if self._simulated_end else (),

@@ -9,9 +9,11 @@ from typing import Any
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 from sepal.layout import Layout, statistics
+from sepal.masks.selection import count
 from sepal.method.algorithms import ChoosesParticipants, ServerAlgorithm
 from sepal.method.interface import Method
 from sepal.protocol.types import ClientInfo
+from sepal.secure.noise import Shares
 
 
 def require_capacity(method: Method, width: float, roster: Mapping[str, ClientInfo]) -> float:
@@ -31,8 +33,8 @@ def require_capacity(method: Method, width: float, roster: Mapping[str, ClientIn
     return least
 
 
-def check_central(algorithm: ServerAlgorithm[Any], method: Method, config: RunConfig) -> None:
-    """Raise if central noise would protect nothing of a method, or not what its rounds ask for.
+def check_noised_rounds(algorithm: ServerAlgorithm[Any], method: Method, config: RunConfig) -> None:
+    """Raise if noise on a round's sum would protect nothing of a method, or not what its rounds ask for.
 
     Args:
         algorithm: The method's server algorithm.
@@ -41,21 +43,39 @@ def check_central(algorithm: ServerAlgorithm[Any], method: Method, config: RunCo
 
     Raises:
         ConfigError: It exchanges nothing, or running statistics, or has rounds whose uploads are not one mean, or for
-            which not ``clients-per-round`` clients are asked.
+            which not ``clients-per-round`` clients are asked. Or shares of noise could make a secure sum wrap.
     """
-    if not config.privacy.central:
+    if not config.privacy.of_rounds:
         return
-    name = method.name
+    name, mode = method.name, config.privacy.mode
     exchanged: Layout = getattr(algorithm, "shared", tuple)()
     if not exchanged:
-        raise ConfigError("privacy.mode", f"local: {name} sends nothing that could have noise", "central")
+        raise ConfigError("privacy.mode", f"local: {name} sends nothing that could have noise", mode)
     if statistics(exchanged):
         expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
         raise ConfigError("model", f"{expected}, or a method that keeps them on the client", config.model)
     for plan in map(algorithm.plan, range(1, config.rounds + 1)):
         if plan.who != "sampled" or plan.phase not in method.summed_phases:
             expected = f"local: round {plan.round} of {name} is not one mean over clients-per-round clients"
-            raise ConfigError("privacy.mode", expected, "central")
+            raise ConfigError("privacy.mode", expected, mode)
+    if config.privacy.distributed:
+        entries = sum(parameter.size for parameter in exchanged)
+        _check_shares(entries if config.compress.name == "none" else count(config.compress.keep, entries), config)
+
+
+def _check_shares(entries: int, config: RunConfig) -> None:
+    """Raise if the noise of a round with the clients of the keys could make its sum wrap, or is too large to be drawn.
+
+    Where fewer answer, their shares are larger; a round for which they are too large is void.
+
+    Raises:
+        ConfigError: See above.
+    """
+    asked = config.clients_per_round or config.clients
+    for clients in {asked, math.ceil(asked * config.oversample)} - {0}:
+        shares = Shares(*config.privacy.of_shares, entries, clients, config.secure_colluders)
+        if refused := shares.refused(config.secure_bits):
+            raise ConfigError(*refused)
 
 
 def check_choosing(algorithm: ServerAlgorithm[Any], method: Method, config: RunConfig) -> None:

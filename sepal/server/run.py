@@ -22,7 +22,7 @@ from sepal.server.central_noise import CentralNoise
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import first_undone, remedy, undone
 from sepal.server.report import RunFigures, metrics_line
-from sepal.server.rules import check_central, check_choosing
+from sepal.server.rules import check_choosing, check_noised_rounds
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
 from sepal.server.simulated_rounds import SimulatedRounds
@@ -55,14 +55,14 @@ class ServerRun:
 
     Raises:
         StateError: The stored run has other initial weights.
-        ConfigError: What the method sends cannot have central noise, not one round is within ``privacy.budget``, a
+        ConfigError: What the method sends cannot have noise on its sum, not one round is within ``privacy.budget``, a
             run that is stored has no secret for the noise, or the profile of devices cannot be read.
     """
 
     def __init__(self, method: Method, setup: RunSetup, store: RunStore, secret: bytes = b"") -> None:
         self.method, self.setup, self.store = method, setup, store
         self.algorithm = method.make_server(setup)
-        check_central(self.algorithm, method, setup.config)
+        check_noised_rounds(self.algorithm, method, setup.config)
         check_choosing(self.algorithm, method, setup.config)
         check_budget(setup.config)
         self.central = (
@@ -180,8 +180,8 @@ class ServerRun:
         return self.central.drawn(start.state.participants, start.plan.round)
 
     def allowance(self) -> str:
-        """Return a line about ε after all rounds, in a run with central noise; else nothing."""
-        return before_the_run(self.config) if self.central is not None else ""
+        """Return a line about ε after all rounds, in a run whose rounds are releases; else nothing."""
+        return before_the_run(self.config) if self.config.privacy.of_rounds else ""
 
     def _best(self) -> tuple[RunState, int]:
         """Return the state of the models that were best on validation data, and the round of that evaluation.
@@ -265,9 +265,10 @@ class ServerRun:
             log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
         scoring = self.setup.task.scoring
         line = metrics_line(record, start.plan, start.closing, metrics, self.report.totals, scoring)
-        if self.central is not None and not start.closing:
+        if self.config.privacy.of_rounds and not start.closing:
             epsilons = epsilon_after(self.config, self.report.released)
-            line["privacy"] = {"clip": start.plan.clip, "releases": record.releases, **epsilons}
+            clip = start.plan.clip or self.config.privacy.clip
+            line["privacy"] = {"clip": clip, "releases": record.releases, **epsilons}
         return line
 
     def save(self) -> None:

@@ -97,7 +97,7 @@ class RoundRecord:
         best_round: In the closing round of a run with ``final-model = "best"``, the round whose full evaluation was
             best: what it started from is evaluated again; else 0.
         releases: With ``privacy.mode = "central"``, how many different sums of this round were released, noised; 0
-            where nothing was.
+            where nothing was. With ``"distributed"`` 1 once masked inputs were asked for, whatever came of them.
         clip: With it, the largest norm of an update in the next round.
         simulated: With ``devices`` and ``oversample`` or ``deadline``, the seconds of simulated time that the round
             took, without attempts that were undone; else 0.

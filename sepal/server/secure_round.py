@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from sepal.config import RunConfig
-from sepal.errors import SepalError
+from sepal.errors import ProtocolError, SepalError
 from sepal.method.interface import RunSetup
 from sepal.protocol.messages import Content
 from sepal.protocol.summed import UPDATE, Entries, figure_count
 from sepal.protocol.types import Kind, Payload, Upload
 from sepal.secure import formats
 from sepal.secure.formats import Terms
+from sepal.secure.noise import Shares
 from sepal.secure.ring import Sum, scale
 from sepal.secure.server import Member, Members
 from sepal.server.downloads import Downloads
@@ -71,6 +72,17 @@ class Group:
         """Make the sum void if too few clients are left."""
         self.void = self.void or self.members.too_few(left)
 
+    @property
+    def asked(self) -> bool:
+        """Whether masked inputs were asked for: from then on, the server may have learned something."""
+        return not self.members.too_few(len(self.ciphertexts))
+
+    def check_noise(self) -> None:
+        """Make the sum void if its noise could make it wrap: with fewer clients, each has a larger share."""
+        terms = self.members.terms
+        if terms.noise and (refused := _shares(terms, len(self.members.members)).refused(terms.bits)):
+            self.void = self.void or str(ProtocolError(*refused))
+
     def check_range(self) -> None:
         """Make the sum void if most of its clients' updates are beyond ``secure-range``: training has diverged."""
         beyond = self.stored().beyond
@@ -95,6 +107,8 @@ class Group:
             entries=terms.entries,
             figures=terms.figures,
             void=self.void,
+            step=_shares(self.members.terms, len(self.members.members)).step if terms.noise else 0.0,
+            asked=self.asked,
             vector=b"" if self.void else self.vector,
         )
 
@@ -138,6 +152,7 @@ class SecureRound:
                 self._groups.append(Group(trains, self._members(trains, replies, figure_count(views))))
         for group in self._groups:
             group.check(len(group.members.members))
+            group.check_noise()
         self._keep(MEMBERS, [_members_head(group) for group in self._groups])
 
     def _members(self, trains: bool, replies: Mapping[str, Content], figures: int) -> Members:
@@ -145,8 +160,7 @@ class SecureRound:
         weights = {name: self._weight(name) if trains else 0.0 for name in names}
         nothing = Entries({}, {}, {})
         entries = entries_of(self._start, self._downloads, self._setup, names[0]) if trains else nothing
-        if entries.count:
-            scale(config.secure_bits, len(names), config.secure_range)  # refuses a ring that would wrap
+        clip, noise = config.privacy.of_shares if entries.count else (0.0, 0.0)
         terms = Terms(
             run=self._start.state.run,
             round=self._round,
@@ -157,7 +171,11 @@ class SecureRound:
             figures=figures,
             total=sum(weights.values()),
             colluders=config.secure_colluders,
+            clip=clip,
+            noise=noise,
         )
+        if entries.count and not noise:
+            scale(config.secure_bits, len(names), config.secure_range)  # refuses a ring that would wrap
         members = [
             Member(name, replies[name].data, bytes.fromhex(str(replies[name].scalars[UPDATE])), weights[name])
             for name in names
@@ -165,6 +183,8 @@ class SecureRound:
         return Members(tuple(members), terms)
 
     def _weight(self, name: str) -> float:
+        if self._config.privacy.distributed:  # another weight would change the sum by more than the clip
+            return 1.0
         algorithm: Any = self._start.algorithm  # which has `weigh`, as each that claims `summed_phases`
         return float(algorithm.weigh(Upload(self._start.state.roster[name], Payload())))
 
@@ -303,6 +323,10 @@ class SecureRound:
     @staticmethod
     def _masked_name(group: Group, number: int) -> str:
         return f"{MASKED}-{'train' if group.trains else 'evaluate'}-{number}"
+
+
+def _shares(terms: Terms, clients: int) -> Shares:
+    return Shares(terms.clip, terms.noise, terms.entries, clients, terms.colluders)
 
 
 def _members_head(group: Group) -> dict[str, Any]:

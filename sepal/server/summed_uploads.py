@@ -19,7 +19,7 @@ from sepal.secure.ring import Ring, mean_change, scale
 from sepal.server.downloads import Downloads, room
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import RunStore
-from sepal.storage.serialize import restore
+from sepal.storage.serialize import SPARING, restore
 from sepal.wire.tensors import TensorSpec
 
 SUM = "sum"  # the part of a round that has the sums
@@ -41,6 +41,8 @@ class StoredSum:
         entries: d.
         figures: m.
         void: Why there is no sum; empty if there is one.
+        step: With noise in the sum, what one of its steps is worth; else 0.
+        asked: Whether masked inputs were asked for: only then the server may have learned anything.
         vector: The sum; empty where it is void.
     """
 
@@ -55,6 +57,8 @@ class StoredSum:
     entries: int
     figures: int
     void: str = ""
+    step: float = field(default=0.0, metadata=SPARING)
+    asked: bool = field(default=True, metadata=SPARING)
     vector: bytes = field(default=b"", repr=False)
 
     @property
@@ -154,8 +158,11 @@ def summed_uploads(
     """Return a round's uploads, from its sums; nobody's if the sum of those that train is void."""
     for part in sums:
         if part.trains and not part.void:
-            factor = scale(part.bits, part.clients, part.range)
-            mean = mean_change(part.centred[0], factor, part.total, part.weights)
+            if part.step:
+                mean = part.centred[0].astype(np.float64) * (part.step / len(part.names))
+            else:
+                factor = scale(part.bits, part.clients, part.range)
+                mean = mean_change(part.centred[0], factor, part.total, part.weights)
             payload = Payload(entries_of(start, downloads, setup, part.names[0]).tensors(mean))
             return SummedUploads([start.state.roster[name] for name in part.names], payload)
     return SummedUploads([], None)

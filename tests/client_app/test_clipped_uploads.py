@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,21 @@ def test_a_node_that_demands_noise_of_its_own_refuses_noise_by_the_server():
     with pytest.raises(ProtocolError, match=r"privacy\.mode: expected local: this node adds the noise itself"):
         check_noise(Node(least_noise=5.0), config, order, ("",))
     check_noise(Node(), config, order, ("",))
+
+
+@pytest.mark.parametrize(
+    ("mode", "noise", "only_secure", "why"),
+    [
+        ("distributed", 5.0, True, ""),
+        ("distributed", 4.0, True, r"privacy\.noise: expected at least 5"),
+        ("local", 5.0, True, r"privacy\.mode: expected distributed: this node demands noise in a secure sum"),
+        ("central", 5.0, True, r"privacy\.mode: expected distributed"),
+        ("distributed", 5.0, False, r"privacy\.mode: expected local: this node adds the noise itself"),
+    ],
+)
+def test_a_node_that_trusts_sums_alone_demands_noise_in_them(mode, noise, only_secure, why):
+    more = {"secure": "sum", "clients": 3} if mode == "distributed" else {"clients": 3}
+    config = RunConfig(privacy=PrivacySettings(mode=mode, clip=1.0, noise=noise), **more)
+    order, node = Order("0" * 32, Kind.TRAIN, Plan(1)), Node(least_noise=5.0, only_secure=only_secure)
+    with pytest.raises(ProtocolError, match=why) if why else nullcontext():
+        check_noise(node, config, order, ())

@@ -77,7 +77,6 @@ def test_a_nodes_own_capacity_wins_over_the_one_that_is_drawn():
         ({"least-noise": -1.0}, "least-noise"),
         ({"least-noise": "1"}, "least-noise"),
         ({"only-secure": 1}, "only-secure"),
-        ({"only-secure": True, "least-noise": 1.0}, "only-secure"),
     ],
 )
 def test_refuses(config, key):

@@ -11,6 +11,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from sepal.client_app.app import handle
+from sepal.client_app.secure_sums import VAULT
+from sepal.config import RunConfig
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ProtocolError, SepalError
 from sepal.flower.replies import enter_run
@@ -18,6 +20,8 @@ from sepal.method.tensors import dense, dense_schema
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.types import Kind, Payload, Plan
+from sepal.secure.client import _unpacked
+from sepal.secure.noise import seed_of
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import ValueCoding
 
@@ -118,6 +122,24 @@ SUMMED = {"privacy.noise": 0.0, "privacy.clip": 0.0, "clients": 3, "secure": "su
 
 def are_alike(replies):
     return len({(len(c.data), *c.scalars, str(replace(head, version="", metrics={}))) for head, c in replies}) == 1
+
+
+def test_a_deployed_clients_share_follows_from_a_secret_of_its_round_and_a_simulations_from_the_seed(
+    train, tmp_path, monkeypatch
+):
+    keys = {"clients": 3, "secure": "sum", "privacy.mode": "distributed", "method": "fedavg"}
+
+    def session(home):
+        assert len(train(home, **keys)[1].data) == 64, "two public keys, and no update"
+        (path,) = (path for path in (tmp_path / home).rglob(VAULT) if path.is_file())
+        return _unpacked(path.read_bytes().partition(b"\n")[2])
+
+    first, second = session("one"), session("two")
+    assert (first.weight, first.clip, first.noise, first.repeatable) == (1.0, RUN["privacy.clip"], 1.0, False)
+    assert first.noise_secret != second.noise_secret
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    third = session("three")
+    assert (third.noise_secret, third.repeatable) == (seed_of(RunConfig().seed, "client-00000", 1), True)
 
 
 def test_no_answer_tells_whether_a_node_is_beyond_the_range_that_the_server_chooses(train):

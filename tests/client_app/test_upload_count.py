@@ -188,6 +188,7 @@ def test_the_key_is_a_whole_number(value):
         (["--privacy", "strict"], (20, False, 5.0)),
         (["--privacy", "strict", "--least-noise", "8", "--most-uploads", "50"], (50, False, 8.0)),
         (["--only-secure"], (0, True, 0.0)),
+        (["--only-secure", "--least-noise", "2"], (0, True, 2.0)),
         ([], (0, True, 0.0)),
     ],
 )

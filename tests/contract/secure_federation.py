@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Error, Message
 
 from sepal.client_app.host import ClientHost
-from sepal.client_app.secure_sums import FileVault, SecureSums
+from sepal.client_app.secure_sums import ON_ONE_MACHINE, FileVault, SecureSums
 from sepal.config import Settings
 from sepal.layout import Parameter, Role
 from sepal.method.interface import Method
@@ -59,6 +59,7 @@ class SecureFederation(Federation):
         seen: (round, step, client) to the bytes that left, all of them.
         forged: Called with round, step, client and the reply's records; returns what is sent instead.
         gone: Clients that never come back.
+        repeatable: Whether noise follows from the seed, as in process.
     """
 
     kills: list = field(default_factory=list)
@@ -66,6 +67,7 @@ class SecureFederation(Federation):
     forged: object = None
     secret: bytes = b"secret"
     gone: set = field(default_factory=set)
+    repeatable: bool = False
 
     def host(self, name: str) -> ClientHost:
         number = int(name.rpartition("-")[2])
@@ -73,8 +75,9 @@ class SecureFederation(Federation):
         store, secure = self.stores[name], None
         if self.setup.config.secure != "off":
             vault = FileVault(store.directory / "secure", durable=False)
-            key = self.secret + name.encode()
-            secure = SecureSums(name, self.setup.config, self.setup.weights, vault, key, lambda: 10.0 + number)
+            key = ON_ONE_MACHINE if self.repeatable else self.secret + name.encode()
+            weight = 1.0 if self.setup.config.privacy.distributed else 10.0 + number
+            secure = SecureSums(name, self.setup.config, self.setup.weights, vault, key, lambda: weight)
         counts = {"correct": 3.0 + number, "examples": 10.0 + number}
         info = ClientInfo(name, 10 + number)
         return ClientHost("", info, algorithm, store, lambda predictor, view: counts, {}, secure=secure)

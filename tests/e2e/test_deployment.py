@@ -39,6 +39,13 @@ CASES = {
     # Nothing is learnt at this rate; five rounds for the first mean, and two without a rise.
     "fedavg-stops": {"method": "fedavg", "lr": 1e-6, "stop-after": 2, "evaluate-every": 0, "rounds": 9},
     "fedavg-secure": {"method": "fedavg", "secure": "sum"},
+    "fedavg-distributed": {
+        "method": "fedavg",
+        "secure": "sum",
+        "privacy.mode": "distributed",
+        "privacy.clip": 0.5,
+        "privacy.noise": 0.05,
+    },
     "fedper-central": {
         "method": "fedper",
         "clients-per-round": 2,
@@ -88,12 +95,14 @@ CASES = {
 }
 WIDTHS = {"pa3dfl-mixed": [1, 1 / 2, 3 / 16], "fedrolex-mixed": [1, 1 / 2, 1 / 8]}  # multiples of 1/16; of 1/2ⁿ
 DISTURBED = ("fedpse-all", "fedpse-two")  # deployed by the tests that kill a process of theirs
+UNREPEATABLE = ("fedavg-distributed",)  # deployed, each client has noise of its own, which nothing can inject
 # Of these a deployment adds nothing to another case: the same kinds of messages and states.
 LONG = ("subfedavg-un", "fedrolex-mixed", "dmpfl-two", "pfedgate-sample", "pfedgate-client")
 # Ray starts anew for each, 35 s and more
 SIMULATED = (
     "pa3dfl-mixed",
     "fedavg-secure",
+    "fedavg-distributed",
     "fedavg-stops",
     "ditto-stc-two",
     "pfedgate-client",
@@ -165,16 +174,31 @@ def deployment(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES if case not in DISTURBED],
+    [
+        pytest.param(case, marks=[pytest.mark.long] * (case in LONG))
+        for case in CASES
+        if case not in (*DISTURBED, *UNREPEATABLE)
+    ],
 )
 def test_a_deployment_over_grpc_gives_the_same_bits(case, app, deployment, expected, tmp_path):
-    if "privacy.mode" in CASES[case]:  # a deployed server's secret is its own, so here it is given the one of the seed
+    if CASES[case].get("privacy.mode") == "central":  # a deployed server's secret is its own; here it is the seed's
         (tmp_path / case).mkdir(mode=0o700)
         write_atomically(tmp_path / case / SECRET, of_seed(FLAT["seed"]), mode=0o600)
     run = deployment.run_app(app, {**FLAT, **CASES[case], "name": case, "out": str(tmp_path)})
     assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert hashes(tmp_path / case) == expected(case)
     assert_widths(tmp_path / case, case)
+
+
+@pytest.mark.parametrize("case", UNREPEATABLE)
+def test_deployed_shares_of_noise_are_each_clients_own_and_charged(case, app, deployment, expected, tmp_path):
+    run = deployment.run_app(app, {**FLAT, **CASES[case], "name": case, "out": str(tmp_path)})
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
+    assert hashes(tmp_path / case) != expected(case)
+    assert any("against a server that follows the protocol" in line for line in run.log)
+    summary = json.loads((tmp_path / case / "summary.json").read_text())
+    assert (summary["privacy"]["releases"], summary["privacy"]["simulated"]) == (FLAT["rounds"], False)
+    assert not list(tmp_path.rglob(SECRET))
 
 
 def test_an_app_with_code_is_refused_by_every_client_in_one_line(deployment, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.layout import statistics, trained
+from sepal.layout import Layout, statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
 from sepal.method.aggregation import aggregated
@@ -83,6 +83,11 @@ class CompressedServer:
         """Start from W_0 without a residual."""
         model, inner = self.flat.join(self.setup.weights), self.inner.init()
         return self.kind(model, np.zeros(model.size, np.int32), inner=inner)
+
+    def shared(self) -> Layout:
+        """Return the tensors that the method exchanges, of which a part of the entries is sent."""
+        layout: Layout = self.inner.shared()
+        return layout
 
     def plan(self, round: int) -> Plan:
         """Return the method's plan."""

@@ -122,7 +122,6 @@ def test_a_method_that_sends_nothing_is_refused(method):
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"privacy.mode": "distributed"}, "privacy.mode: expected local or central: noise inside a secure sum is not"),
         ({"privacy.noise": 0.0}, "privacy.noise: expected above 0 with privacy.mode = central"),
         ({"privacy.clip": 0.0}, "privacy.clip: expected above 0"),
         ({"secure": "sum"}, "secure: expected off with privacy.mode = central"),

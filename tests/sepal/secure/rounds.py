@@ -29,13 +29,19 @@ class Memory:
 
 @dataclass
 class Round:
-    """A round of clients with the updates ``updates``, float32 by name; all have the same weight."""
+    """A round of clients with the updates ``updates``, float32 by name; all have the same weight.
+
+    With ``noise`` the secret of a client's is in ``noise_secrets``; those of others come from the operating system.
+    """
 
     updates: dict
     bits: int = 32
     range: float = 1.0
     colluders: int = 0
     number: int = 1
+    clip: float = 0.0
+    noise: float = 0.0
+    noise_secrets: dict = field(default_factory=dict)
     figures: dict = field(default_factory=dict)
     vaults: dict = field(default_factory=dict)
     clients: dict = field(default_factory=dict)
@@ -53,6 +59,9 @@ class Round:
             update=np.asarray(self.updates[name], np.float32),
             figures=self.figures.get(name, ()),
             weight=1.0,
+            clip=self.clip,
+            noise=self.noise,
+            noise_secret=self.noise_secrets.get(name, b""),
         )
         return replace(made, **changes)
 
@@ -67,7 +76,17 @@ class Round:
         size = np.asarray(self.updates[names[0]]).size
         figures = len(self.figures.get(names[0], ()))
         terms = Terms(
-            "run", self.number, "model", self.bits, self.range, size, figures, float(len(names)), self.colluders
+            "run",
+            self.number,
+            "model",
+            self.bits,
+            self.range,
+            size,
+            figures,
+            float(len(names)),
+            self.colluders,
+            self.clip,
+            self.noise,
         )
         return Members(tuple(Member(name, public[name], self.opening(name).commitment, 1.0) for name in names), terms)
 

@@ -1,4 +1,4 @@
-"""ε of central noise: the worked rows of n = 1000 clients, 50 a round, 200 rounds, δ = 1000^-1.1."""
+"""ε of noise on sums: the worked rows of n = 1000 clients, 50 a round, 200 rounds, δ = 1000^-1.1."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ dp_accounting = pytest.importorskip("dp_accounting")
 
 from sepal.config import PrivacySettings, RunConfig  # noqa: E402
 from sepal.errors import ConfigError  # noqa: E402
+from sepal.secure.noise import Shares  # noqa: E402
 from sepal.server import accounting  # noqa: E402
 from sepal.server.accounting import Spent, epsilon_after, exceeds_budget, without_amplification  # noqa: E402
 from sepal.server.central_noise import CentralNoise  # noqa: E402
@@ -26,7 +27,9 @@ ROWS = {
 
 def config(**keys):
     plain = {"mode": "central", "sampling": "poisson", "clip": 1.0, "noise": 1.0, "delta": DELTA}
-    return RunConfig(clients=1000, clients_per_round=50, rounds=200, privacy=PrivacySettings(**{**plain, **keys}))
+    privacy = PrivacySettings(**{**plain, **keys})
+    secure = "sum" if privacy.distributed else "off"
+    return RunConfig(clients=1000, clients_per_round=50, rounds=200, privacy=privacy, secure=secure)
 
 
 def after(rounds, client=0):
@@ -137,3 +140,47 @@ def test_the_line_before_a_run_has_both():
     assert "ε = 3.42 after 200 rounds" in line
     assert "14.7 for a client that is drawn 10 times, and 146 if in all rounds" in line
     assert "no amplification" in accounting.before_the_run(config(**{"sampling": "fixed"}))
+
+
+# Noise by the clients together
+
+SHARES = {"mode": "distributed", "sampling": "fixed"}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "epsilon"), [(1, 3.7399579746059732), (10, 16.06892540185975), (200, 152.98755140591612)]
+)
+def test_the_worked_rows_of_sums_of_shares(rounds, epsilon):
+    """n = 50, d = 2^20, r = 4096, z = 1, computed with dp-accounting 0.6.0 from Theorem 1, where τ is 7e-107."""
+    spent = epsilon_after(config(**SHARES), after(3, rounds))
+    assert spent == {"epsilon": None, "epsilon_no_amplification": pytest.approx(epsilon, rel=1e-6)}
+    assert accounting.bounded_epsilon(spent) > without_amplification(1.0, rounds, DELTA)
+    twice = epsilon_after(config(**SHARES, noise=2.0), after(3, 4 * rounds))  # k/z² is the same
+    assert twice["epsilon_no_amplification"] == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(("clients", "entries", "noise"), [(50, 2**20, 1.0), (3, 10, 0.01), (60_000, 10**9, 0.3)])
+def test_the_theorem_gives_no_more_than_what_is_charged(clients, entries, noise):
+    """Of the fewest honest clients, and of all: RDP(α) = α/2·D/(kσ²) + τ_k·d, τ_k = 10·Σ exp(-2π²σ²j/(j + 1))."""
+    shares = Shares(1.0, noise, entries, clients, 1)
+    variance, alpha = float(shares.variance), 2.0
+    for count in (shares.honest, clients):
+        tau = 10 * sum(math.exp(-2 * math.pi**2 * variance * j / (j + 1)) for j in range(1, count))
+        theorem = alpha / 2 * shares.most_squared / (count * variance) + tau * entries
+        assert tau * entries <= accounting.TAU
+        assert theorem <= (alpha / 2 / noise**2 + accounting.TAU) * (1 + 1e-12)
+
+
+def test_a_budget_bounds_what_is_charged_for_sums_of_shares():
+    keys = config(**SHARES, budget=16.1)
+    assert not exceeds_budget(keys, after(9, 9))
+    assert exceeds_budget(keys, after(10, 10))
+    with pytest.raises(ConfigError, match=r"budget: expected at least 3\.74, the ε of one round"):
+        accounting.check_budget(config(**SHARES, budget=3.0))
+    assert accounting.accountant_of(keys, after(1, 1)) == "RDP of sums of discrete Gaussians"
+
+
+def test_the_line_before_a_run_with_shares_says_against_whom():
+    line = accounting.before_the_run(config(**SHARES))
+    assert "ε = 153 after 200 rounds for a client in all of them" in line
+    assert "against a server that follows the protocol and at most 1 client on its side" in line
