@@ -195,9 +195,9 @@ class ClientHost:
         reply = Reply(order.run, order.plan.round, order.kind, self.info, download=content.digest())
         return reply, self.secure.answer(order, content)
 
-    def _uploaded(self, upload: Content) -> str:
-        """Return what stands for an upload in the name of its version."""
-        return self.secure.digest(upload) if self.secure else upload.digest()
+    def _uploaded(self, upload: Content, work: str) -> str:
+        """Return what stands for an upload in the name of its version; ``work`` is the digest of what was ordered."""
+        return self.secure.digest(upload, work) if self.secure else upload.digest()
 
     def _check_forward(self, round: int) -> None:
         """Check that an upload of ``round`` that was never sent is of no round before those that were answered.
@@ -226,14 +226,14 @@ class ClientHost:
         summed_views: tuple[str, ...] | None = None,
     ) -> tuple[Reply, Content]:
         plan, kind, download_digest = order.plan, order.kind, content.digest()
-        algorithm = self.algorithm
+        algorithm, work = self.algorithm, request.partition("|")[0]
         metrics: Figures = self._score("received", order, lambda: algorithm.predictor(state, download, plan))
         metrics |= self._score("kept", order, lambda: algorithm.predictor(state, None, plan))
         self.spent()
         if kind is Kind.ADAPT and not (self.info.examples and (order.keep or needs_training(order.views))):
             after, upload, within = state, Payload(), None  # nothing to adapt with, or nobody asks for it
         else:
-            after, upload, within = self._work(order, state, download, request.partition("|")[0])
+            after, upload, within = self._work(order, state, download, work)
         diverged = not_finite(after) if self.tells_divergence else ""
         if diverged and kind is Kind.TRAIN:
             raise DivergedError(f"state{diverged}", "finite numbers after training", "others: it diverged")
@@ -257,11 +257,11 @@ class ClientHost:
         except WireError as reason:
             where = f"{reason.key}, in the upload of {type(algorithm).__name__}"
             raise WireError(where, reason.expected, reason.got) from None
-        uploaded, uploads = self._uploaded(answer), bool(answer.data or answer.scalars)
+        uploaded, uploads = self._uploaded(answer, work), bool(answer.data or answer.scalars)
         if self.secure and summed_views is not None:
             summed = figures_of(figures, summed_views)
             summand = within if isinstance(within, Summand) else NO_UPDATE
-            answer = self.secure.begin(order, request, summand, answer, summed)
+            answer = self.secure.begin(order, request, summand, uploaded, summed)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, uploaded)
             local = self.local()
@@ -306,7 +306,7 @@ class ClientHost:
         work = self._request_digest(order, answered, before)
         after, upload, _ = self._work(order, state, download, work)
         answer = seal(upload)
-        if version(order.plan.round, order.base, answered, self._uploaded(answer)) != base:
+        if version(order.plan.round, order.base, answered, self._uploaded(answer, work)) != base:
             raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
         reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base, answered, base)
         local = self.local()

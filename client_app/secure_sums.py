@@ -119,9 +119,17 @@ class SecureSums:
         """
         SecureClient(order.run, self.vault).check(order.plan.round)
 
-    def digest(self, upload: Content) -> str:
-        """Return what stands for an upload in the name of a version, and in the reply: 64 hexadecimal digits."""
-        return commitment(self.key, upload.digest().encode()).hex()
+    def digest(self, upload: Content, work: str) -> str:
+        """Return what stands for an upload in the name of a version, and in the reply: 64 hexadecimal digits.
+
+        Of two orders to work it differs also where the uploads are equal: a client that counts as unchanged twice from
+        the same model would tell so.
+
+        Args:
+            upload: The upload, encoded.
+            work: Digest of the order that it answers.
+        """
+        return commitment(self.key, f"{work}|{upload.digest()}".encode()).hex()
 
     def countable(self, download: Payload, upload: Payload, finite: bool) -> Summand:
         """Return what a client adds to a sum after training.
@@ -151,17 +159,17 @@ class SecureSums:
         none = Payload({name: replace(one, values=start[name].values) for name, one in upload.tensors.items()})
         return Summand(none, entries, np.zeros_like(change), counts=noise)
 
-    def begin(self, order: Order, request: str, summand: Summand, sealed: Content, figures: Figures) -> Content:
+    def begin(self, order: Order, request: str, summand: Summand, uploaded: str, figures: Figures) -> Content:
         """Keep an upload and figures for the round's sum, and return what is sent: two public keys, a commitment.
 
         Args:
             order: The order that led to them.
             request: Its digest.
             summand: What :meth:`countable` returned, or ``NO_UPDATE``.
-            sealed: Its upload, encoded.
+            uploaded: What :meth:`digest` returned for its upload.
             figures: The client's figures on views, in the order of the sum.
         """
-        config, entries, number = self.config, summand.entries, self.digest(sealed)
+        config, entries = self.config, summand.entries
         clip, noise = config.privacy.of_shares if entries.count else (0.0, 0.0)
         repeated = noise and self.key == ON_ONE_MACHINE
         opening = Opening(
@@ -171,7 +179,7 @@ class SecureSums:
             bits=config.secure_bits,
             range=config.secure_range,
             colluders=config.secure_colluders,
-            commitment=bytes.fromhex(number),
+            commitment=bytes.fromhex(uploaded),
             rounding=rounding_seed(config.seed, self.name, order.plan.round),
             update=summand.change,
             figures=(*figures, int(not summand.counts)),
@@ -180,7 +188,7 @@ class SecureSums:
             noise=noise,
             noise_secret=seed_of(config.seed, self.name, order.plan.round) if repeated else b"",
         )
-        return Content(SecureClient(order.run, self.vault).begin(opening), {UPDATE: number})
+        return Content(SecureClient(order.run, self.vault).begin(opening), {UPDATE: uploaded})
 
     def answer(self, order: Order, content: Content) -> Content:
         """Answer one step of the round's sum.

@@ -15,7 +15,8 @@ from sepal.config import Settings
 from sepal.layout import Parameter, Role
 from sepal.method.interface import Method
 from sepal.method.tensors import dense_schema
-from sepal.protocol.messages import read_order, read_reply
+from sepal.protocol.messages import Content, read_order, read_reply
+from sepal.protocol.summed import UPDATE
 from sepal.protocol.types import ClientInfo, Kind, Payload, Schema
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgServer
 from sepal.wire.tensors import whole
@@ -57,6 +58,7 @@ class SecureFederation(Federation):
         kills: (who, round, step, when): ``server`` dies before the step's first answer, or after it; a client dies
             before its answer is stored, after it, or for good (``lost``). Each happens once.
         seen: (round, step, client) to the bytes that left, all of them.
+        commitments: (round, client) to the commitment that came with its keys.
         forged: Called with round, step, client and the reply's records; returns what is sent instead.
         gone: Clients that never come back.
         repeatable: Whether noise follows from the seed, as in process.
@@ -64,6 +66,7 @@ class SecureFederation(Federation):
 
     kills: list = field(default_factory=list)
     seen: dict = field(default_factory=dict)
+    commitments: dict = field(default_factory=dict)
     forged: object = None
     secret: bytes = b"secret"
     gone: set = field(default_factory=set)
@@ -89,6 +92,11 @@ class SecureFederation(Federation):
             return True
         return False
 
+    def _note(self, round: int, kind: str, name: str, content: Content) -> None:
+        self.seen.setdefault((round, kind, name), []).append(content.data)
+        if UPDATE in content.scalars:
+            self.commitments[round, name] = bytes.fromhex(content.scalars[UPDATE])
+
     def _handle(self, message: Message) -> Message:
         name = self.nodes[message.metadata.dst_node_id]
         order, _ = read_order(message.content)
@@ -108,7 +116,7 @@ class SecureFederation(Federation):
             self.stores[name].directory.mkdir()
         reply = self.host(name).handle(message.content)
         if "error" not in reply:
-            self.seen.setdefault((round, kind, name), []).append(read_reply(reply)[1].data)
+            self._note(round, kind, name, read_reply(reply)[1])
         if self.forged:
             reply = self.forged(round, kind, name, reply)
         if self._killed(name, round, kind, "after"):

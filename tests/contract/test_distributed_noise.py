@@ -9,12 +9,9 @@ import pytest
 
 pytest.importorskip("dp_accounting")
 
-from sepal.client_app.secure_sums import ON_ONE_MACHINE
 from sepal.errors import ConfigError, SepalError
-from sepal.protocol.payloads import seal
 from sepal.protocol.types import Payload, Plan
 from sepal.secure import client as client_module
-from sepal.secure.keys import commitment
 from sepal.secure.masks import packed
 from sepal.secure.noise import Shares, noised, seed_of
 from sepal.server.accounting import of_shares
@@ -37,15 +34,11 @@ def federation(*about, repeatable=True, method=None, privacy=(), **keys):
     return world
 
 
-def upload_digest(model):
-    return commitment(ON_ONE_MACHINE, seal(Payload({"w": whole(model)})).digest().encode())
-
-
 def trained(model, name, number):
     return (model + step(model, name, Plan(number))).astype(np.float32)
 
 
-def expected_model(rounds, names_of, clients, trained=trained):
+def expected_model(world, rounds, names_of, clients, trained=trained):
     """Return the model by hand: what each client adds to a sum, by its seed, and the sum divided by those in it."""
     model = np.linspace(-1, 1, SIZE).astype(np.float32)
     shares = Shares(CLIP, NOISE, SIZE, clients, 1)
@@ -53,7 +46,7 @@ def expected_model(rounds, names_of, clients, trained=trained):
         total, names = np.zeros(SIZE, np.int64), names_of(number)
         for name in names:
             after = trained(model, name, number)
-            bound = packed(clients) + upload_digest(after)
+            bound = packed(clients) + world.commitments[number, name]
             total += noised(after - model, shares, seed_of(5, name, number), bound)
         if names:
             model = (model + total * (shares.step / len(names))).astype(np.float32)
@@ -70,8 +63,10 @@ def unkilled():
 
 def test_the_mean_is_that_of_clipped_changes_and_shares_with_the_weight_one_each():
     """The clients have 10, 11, … examples, by which they weigh without noise."""
-    strategy, records, lines = recorded(federation())
-    assert np.allclose(strategy.progress.server.weights["w"], expected_model(3, lambda number: ALL, 5), atol=1e-6)
+    world = federation()
+    strategy, records, lines = recorded(world)
+    expected = expected_model(world, 3, lambda number: ALL, 5)
+    assert np.allclose(strategy.progress.server.weights["w"], expected, atol=1e-6)
     assert [record.releases for record in records[:3]] == [1, 1, 1]
     spent = [line["privacy"] for line in lines[:3]]
     assert [part["epsilon_no_amplification"] for part in spent] == [of_shares(NOISE, k, 1e-5) for k in (1, 2, 3)]
@@ -118,7 +113,7 @@ def test_a_client_lost_for_good_leaves_the_sum_of_the_others_exact(kind):
     names = [f"client-{number}" for number in range(6)]
     rest = [name for name in names if name != "client-4"]
     in_sum = {1: names, 2: names if kind == "unmask" else rest}
-    assert np.allclose(strategy.progress.server.weights["w"], expected_model(2, in_sum.get, 6), atol=1e-6)
+    assert np.allclose(strategy.progress.server.weights["w"], expected_model(world, 2, in_sum.get, 6), atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "charged"), [("share", [1, 0, 1]), ("mask", [1, 1, 1])])
@@ -187,7 +182,7 @@ def test_neither_a_message_nor_the_sums_figures_tell_how_far_a_client_has_moved(
             return trained(model, name, number)
         return np.full(SIZE, how, np.float32) if how == 1e5 else model  # above 10⁶ nothing can be sent: no change
 
-    expected = expected_model(3, lambda number: ALL, 5, moved)
+    expected = expected_model(world, 3, lambda number: ALL, 5, moved)
     assert np.allclose(strategy.progress.server.weights["w"], expected, atol=1e-6)
 
 

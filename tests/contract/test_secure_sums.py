@@ -306,6 +306,34 @@ def test_a_damaged_state_of_a_client_that_counted_as_unchanged_is_made_again(whe
         assert again.model["w"].tobytes() == before.model["w"].tobytes()
 
 
+class OftenDiverging(SummedClient):
+    """From round 2 on, client-3's model is no number."""
+
+    def train(self, state, download, plan):
+        after, upload = super().train(state, download, plan)
+        if self.name != "client-3" or plan.round == 1:
+            return after, upload
+        model = np.full(SIZE, np.nan, np.float32)
+        return ClientState({"w": model}), Payload({"w": replace(upload.tensors["w"], values=model)})
+
+
+WITH_NOISE = {"privacy": {"mode": "distributed", "clip": 0.6, "noise": 0.4}}
+
+
+@pytest.mark.parametrize("keys", [{}, pytest.param(WITH_NOISE, id="noise")])
+def test_two_updates_that_are_equal_have_commitments_that_do_not_tell(keys):
+    """Round 2 is void, so in rounds 2 and 3 client-3 starts from the same model, and adds to it nothing."""
+    if keys:
+        pytest.importorskip("dp_accounting")
+    lost = [(f"client-{number}", 2, "mask", "before") for number in (1, 2)]
+    world = federation(kills=lost, on_missing="skip", **keys)
+    world.method = replace(METHOD, client=OftenDiverging)
+    _, records, _ = recorded(world)
+    assert records[1].void
+    commitments = [world.commitments[number, "client-3"] for number in (2, 3)]
+    assert len(set(commitments)) == 2
+
+
 def test_what_a_client_that_is_only_evaluated_adds_to_the_number_beyond_the_range_is_nobodys():
     part = StoredSum(False, ("a", "b", "c"), {}, 0.0, 0.0, 3, 32, 8.0, 0, 1, vector=(3).to_bytes(4, "little"))
     assert part.beyond == 0
