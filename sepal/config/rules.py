@@ -135,6 +135,9 @@ def _check_privacy(config: RunConfig) -> None:
     if privacy.distributed:
         shares = f"{why}: clients clip, and add their shares of the noise to a secure sum"
         _check_plain(config, {"secure": ("sum", shares), "secure-range": (8.0, f"{why}: the clip bounds a change")})
+        if not config.secure_colluders:
+            expected = f"at least 1 {why}: each client knows its own share, which is no noise to it"
+            raise ConfigError("secure-colluders", expected, 0)
     else:
         _check_central(config, why)
 

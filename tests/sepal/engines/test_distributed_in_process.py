@@ -121,6 +121,7 @@ def test_a_method_that_sends_nothing_is_refused(method):
     [
         ({"secure": "off"}, r"secure: expected sum with privacy\.mode = distributed"),
         ({"secure-range": 4.0}, r"secure-range: expected 8\.0 with privacy\.mode = distributed: the clip bounds"),
+        ({"secure-colluders": 0}, r"secure-colluders: expected at least 1 with privacy\.mode = distributed: each client"),
         ({"privacy.noise": 0.0}, r"privacy\.noise: expected above 0 with privacy\.mode = distributed"),
         ({"privacy.clip": 0.0}, r"privacy\.clip: expected above 0"),
         ({"privacy.noise": 1e5}, r"privacy\.noise: expected at most 10000 with privacy\.mode = distributed"),
