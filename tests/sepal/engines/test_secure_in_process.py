@@ -9,7 +9,7 @@ import pytest
 
 import sepal
 from sepal.client_app.host import COSTS
-from sepal.client_app.secure_sums import NoVault
+from sepal.client_app.secure_sums import NoVault, SecureSums
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.cache import StateCache, forget_secrets
 from sepal.errors import ConfigError, RoundError, StateError
@@ -54,6 +54,17 @@ def test_the_methods_that_need_one_mean_are_these():
     with_a_mean = "fedavg fedavg-ft per-fedavg fedavgm fedadam fedyogi fedadagrad fedprox moon ditto apfl fedala fedrod"
     with_a_part = "fedper fedrep fedbabu lg-fedavg fedbn fedsa-lora pfedme fedem"
     assert set(SUMMED) == {*with_a_mean.split(), *with_a_part.split(), "local", "local-width", "spafl"}
+
+
+def test_a_client_that_is_asked_again_under_another_range_does_not_tell_whether_it_was_beyond_the_first(monkeypatch):
+    """Until a masked input has left, a server may ask for a round anew. No client is within either range."""
+    commit, commitments = SecureSums.digest, list[str]()
+    monkeypatch.setattr(SecureSums, "digest", lambda *what: commitments.append(commit(*what)) or commitments[-1])
+    for reach in (1e-9, 1e-10):
+        with pytest.raises(RoundError, match="changed an entry by more"):
+            run(secure="sum", rounds=1, **{"secure-range": reach})
+    assert len(commitments) == 2 * 4
+    assert set(commitments[:4]).isdisjoint(commitments[4:])
 
 
 @pytest.mark.parametrize(
