@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import stat
 import uuid
@@ -197,7 +198,7 @@ def check_owner(path: Path) -> None:
             raise StateError(str(path), expected, f"one of uid {status.st_uid}")
     if mode := status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "others" if mode & stat.S_IWOTH else "its group"
-        expected = f"a directory that only its owner may write to (chmod go-w {path})"
+        expected = f"a directory that only its owner may write to (chmod go-w {shlex.quote(str(path))})"
         raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(status.st_mode):o}")
 
 
