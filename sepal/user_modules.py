@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,8 @@ VARIABLE = "SEPAL_USER_PATH"
 DEFINED = "defined_in_this_session"  # stands for a module
 _functions: dict[str, bytes] = {}  # name → the function, by cloudpickle
 _loaded: dict[str, Callable[..., Any]] = {}
-_only: tuple[frozenset[str], str] | None = None  # what may be imported, and how more is; None: all
+# What may be imported, and how more is; None: all.
+_only: ContextVar[tuple[frozenset[str], str] | None] = ContextVar("only", default=None)
 
 
 def directories() -> list[str]:
@@ -52,17 +54,17 @@ def only(allow: Collection[str], how: str) -> Iterator[None]:
         allow: ``package.module:NAME``, or all of ``package.module``.
         how: How more is allowed, for the error, which says ``code that`` before it.
     """
-    global _only
-    before, _only = _only, (frozenset(allow), how)
+    before = _only.set((frozenset(allow), how))
     try:
         yield
     finally:
-        _only = before
+        _only.reset(before)
 
 
 def is_withheld(target: str) -> bool:
     """Return whether ``package.module:NAME`` may not be imported; see :func:`only`."""
-    return _only is not None and _only[0].isdisjoint((target, target.partition(":")[0]))
+    only_these = _only.get()
+    return only_these is not None and only_these[0].isdisjoint((target, target.partition(":")[0]))
 
 
 def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
@@ -79,8 +81,8 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
     Raises:
         SepalError: It cannot be imported or is not callable, or may not be imported (:func:`only`).
     """
-    if _only is not None and is_withheld(target):
-        raise error(key, f"code that {_only[1]}", target)
+    if (only_these := _only.get()) is not None and is_withheld(target):
+        raise error(key, f"code that {only_these[1]}", target)
     module, colon, name = target.partition(":")
     place = "package.module:NAME" if key == "method" else "package.module:function"  # a method is no function
     if not (module and colon and name):

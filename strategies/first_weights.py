@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save's files are called
-CONVERT = 'safetensors.torch.save_file(torch.load({!r}, weights_only=True), {!r}) writes one'
+CONVERT = "safetensors.torch.save_file(torch.load({!r}, weights_only=True), {!r}) writes one"
 
 
 @dataclass(frozen=True)

@@ -243,10 +243,10 @@ def separate(path: Path, most: int | None = None) -> None:
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         left = status.st_size if most is None else most
         try:
-            file = open(target, "rb")
+            handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as reason:  # it may be written all the same, and so would its other names
             raise StateError(str(path), "a file that can be read", reason.strerror or reason) from None
-        with file, _replacing(target, True, left, 0o600) as copy:
+        with os.fdopen(handle, "rb") as file, _replacing(target, True, left, 0o600) as copy:
             while data := file.read(min(left, 1 << 20)):
                 copy.write(data)
                 left -= len(data)

@@ -167,15 +167,21 @@ def test_lines_that_no_run_writes_are_cut_off_or_refused(tmp_path, monkeypatch):
     assert path.read_text() == '{"round": 1}\n'
     monkeypatch.setattr(json_lines, "LINE", 100)
     path.write_bytes(b'{"round": 1}\n' + b" " * 1000)
-    with pytest.raises(SepalError, match="lines of at most 0.0001 MB, got a longer one"):
+    with pytest.raises(SepalError, match=r"lines of at most 0\.0001 MB, got a longer one"):
         keep_until(path, 2)
 
 
 def test_of_a_large_file_elsewhere_no_more_is_copied_than_stays(tmp_path, monkeypatch):
     """A run's file may be a further name of one of many gigabytes, which are cut off in the next moment."""
     sizes = []
-    monkeypatch.setattr(files, "_replacing", lambda path, sync, size, mode, replacing=files._replacing: (
-        sizes.append(size), replacing(path, sync, size, mode))[1])
+    monkeypatch.setattr(
+        files,
+        "_replacing",
+        lambda path, sync, size, mode, replacing=files._replacing: (
+            sizes.append(size),
+            replacing(path, sync, size, mode),
+        )[1],
+    )
     (tmp_path / "large").write_bytes(b'{"round": 1}\n' + bytes(1 << 20))
     os.link(tmp_path / "large", tmp_path / "metrics.jsonl")
     keep_until(tmp_path / "metrics.jsonl", 1)

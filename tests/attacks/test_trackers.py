@@ -111,7 +111,7 @@ def test_a_run_in_a_planted_store_takes_no_model_elsewhere(of_run, existing, tmp
     if not existing:
         client.get_experiment_by_name.return_value = None
     tracker = mlflow_tracker.make(f"sqlite:///{tmp_path}/m.db", "--mlflow")
-    with pytest.raises(ConfigError, match="files stay in it|in which there is nothing"):
+    with pytest.raises(ConfigError, match=r"files stay in it|in which there is nothing"):
         tracker.log("sepal", [read_run(write_run(tmp_path / "a", closing=[0.5, 0.6]))])
     assert not client.log_artifact.called
     assert (tmp_path / "mine").read_text() == "mine"
