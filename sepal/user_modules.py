@@ -13,7 +13,8 @@ import pickle
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,8 @@ VARIABLE = "SEPAL_USER_PATH"
 DEFINED = "defined_in_this_session"  # stands for a module
 _functions: dict[str, bytes] = {}  # name → the function, by cloudpickle
 _loaded: dict[str, Callable[..., Any]] = {}
+# What may be imported, and how more is; None: all.
+_only: ContextVar[tuple[frozenset[str], str] | None] = ContextVar("only", default=None)
 
 
 def directories() -> list[str]:
@@ -43,6 +46,27 @@ def enable(*more: Path) -> None:
         os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(paths))
 
 
+@contextlib.contextmanager
+def only(allow: Collection[str], how: str) -> Iterator[None]:
+    """Import nothing within this block but what is allowed: keys that are read there may be somebody else's.
+
+    Args:
+        allow: ``package.module:NAME``, or all of ``package.module``.
+        how: How more is allowed, for the error, which says ``code that`` before it.
+    """
+    before = _only.set((frozenset(allow), how))
+    try:
+        yield
+    finally:
+        _only.reset(before)
+
+
+def is_withheld(target: str) -> bool:
+    """Return whether ``package.module:NAME`` may not be imported; see :func:`only`."""
+    only_these = _only.get()
+    return only_these is not None and only_these[0].isdisjoint((target, target.partition(":")[0]))
+
+
 def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
     """Import ``package.module:function`` and return the function.
 
@@ -55,8 +79,10 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         error: Type of the errors.
 
     Raises:
-        SepalError: It cannot be imported or is not callable.
+        SepalError: It cannot be imported or is not callable, or may not be imported (:func:`only`).
     """
+    if (only_these := _only.get()) is not None and is_withheld(target):
+        raise error(key, f"code that {only_these[1]}", target)
     module, colon, name = target.partition(":")
     place = "package.module:NAME" if key == "method" else "package.module:function"  # a method is no function
     if not (module and colon and name):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save's files are called
-CONVERT = 'safetensors.torch.save_file(torch.load("{}", weights_only=True), "{}") writes one'
+CONVERT = "safetensors.torch.save_file(torch.load({!r}, weights_only=True), {!r}) writes one"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _read(path: str) -> Weights:
         if not os.path.exists(path):  # pathlib raises an error for a name that is too long
             raise ConfigError("initial-weights", expected, f"{path}, which does not exist") from None
         if Path(path).suffix in TORCH_FILES:
-            expected = f"a safetensors file: {CONVERT.format(path, Path(path).with_suffix('.safetensors'))}"
+            expected = f"a safetensors file: {CONVERT.format(str(path), str(Path(path).with_suffix('.safetensors')))}"
         raise ConfigError("initial-weights", expected, reason.got) from None
     with np.errstate(over="ignore"):
         weights = {name: array.astype("float32") for name, array in stored.items() if array.dtype.kind == "f"}

@@ -43,6 +43,13 @@ def compare(
     devices: Devices = "",
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the runs to MLflow: a server or directory.")] = "",
     tracker: Trackers = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="With --status: code that the plan may name, package.module:NAME, or all of a module."),
+    ] = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="With --status: read the data that the plan names, if its rates need it.")
+    ] = False,
 ) -> None:
     """Run the missing runs of methods × settings × seeds, and show all side by side.
 
@@ -58,17 +65,22 @@ def compare(
         from sepal.simulated_time import read_profile
         from sepal.study.clusters.place import SLURM, place_of
         from sepal.study.comparison import read_comparison
+        from sepal.study.plans.looking import looking
         from sepal.study.plans.plan import read_plan
         from sepal.study.plans.trials import failure, run_plan
 
+    if status:
+        with looking(allow or (), data):
+            plan_file: PlanFile = read_plan(plan, tune)
+            _print_status(plan_file, _directory(plan, plan_file, out))
+        return
+    if allow or data:
+        raise ConfigError("--allow" if allow else "--data", "--status beside it: a run does what its plan says", "none")
     if devices:
         read_profile(devices)  # refused before any run
     trackers = trackers_of(tracker or (), mlflow)
-    plan_file: PlanFile = read_plan(plan, tune)
-    directory = (out or Path("runs") / f"{plan.stem}{'-tuned' * plan_file.tune}").absolute()
-    if status:
-        _print_status(plan_file, directory)
-        return
+    plan_file = read_plan(plan, tune)
+    directory = _directory(plan, plan_file, out)
     place, jobs = place_of(on, jobs, plan_file, plan.name)
     displays = partial(PlanDisplay, console(stderr=True))
     try:
@@ -91,6 +103,11 @@ def compare(
         say(line)
     if bad := done.lost:
         raise failure(str(plan), len(done.runs), bad)
+
+
+def _directory(plan: Path, plan_file: PlanFile, out: Path | None) -> Path:
+    """Return the directory of a plan's runs."""
+    return (out or Path("runs") / f"{plan.stem}{'-tuned' * plan_file.tune}").absolute()
 
 
 def _tell_interrupted(directory: Path, runs: Sequence[PlannedRun]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,7 +104,9 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
                 tell(f"sepal: run {path.name} is complete already")
         except KeyboardInterrupt:
             display.stop()
-            where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
+            where = (
+                "" if settings.out == RunConfig.model_fields["out"].default else f" --out {shlex.quote(settings.out)}"
+            )
             then = 1 + max((int(file.stem[6:]) for file in path.glob("checkpoints/round-*.safetensors")), default=0)
             again = f"`sepal run --name {path.name}{where}` continues it with round {then}"
             tell(f"sepal: interrupted; {again}, the first after its last checkpoint")

@@ -29,7 +29,7 @@ from sepal.errors import ModelError, StateError, one_line
 from sepal.export.preparing import prepared, read, schema_of
 from sepal.method.interface import resolve
 from sepal.modules import bring_back, floating, frozen_tensors, set_frozen, tied_names
-from sepal.storage.regular import check_regular
+from sepal.storage.regular import check_parts, check_regular
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies import registry
 from sepal.tasks import Task
@@ -210,6 +210,7 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
             tensors = tensors_of(file)
         if about.get("format") != FORMAT:
             raise ValueError(about.get("format", "no format"))
+        check_parts(path, about["origin"])
         fields: dict[str, Any] = dict(json.loads(about["origin"]))
         fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         origin = Origin(**fields)

@@ -22,16 +22,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from sepal.errors import SepalError
 from sepal.report.tables import megabytes, percent
 from sepal.runs.stored_run import stored_config
 from sepal.server.report import RunFigures
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.storage.regular import is_regular
+from sepal.storage.regular import TEXT, check_parts, check_regular, is_regular
 from sepal.study.plans.model import PlannedRun
+from sepal.study.runs import UNFIT
 from sepal.tasks.scoring import ACCURACY, measure_of
 
 EVERY = 0.5  # seconds between reads of the runs' files
 LINES = 60.0  # seconds between lines without a terminal
+LAST = TEXT  # bytes of a run's lines that are read at a time, at most
 CLOSING = "closing evaluation"
 
 
@@ -199,9 +202,12 @@ class PlanDisplay:
             row = _new_line(going)
             if row is None:
                 continue
-            line, rounds = json.loads(row), _rounds(going.file)
-            figures, done = accuracies(line), line["round"] - is_closing(line)
-            which = CLOSING if is_closing(line) else f"round {done} of {rounds}"
+            try:
+                line, rounds = json.loads(row), _rounds(going.file)
+                figures, done = accuracies(line), int(line["round"]) - is_closing(line)
+                which = CLOSING if is_closing(line) else f"round {done} of {rounds}"
+            except (SepalError, RecursionError, *UNFIT):  # the run was begun elsewhere; its own process says what it is
+                continue
             words = f"{CLOSING}: {figures}" if is_closing(line) else figures
             self._bars.update(going.task, completed=done, total=rounds, figures=words)
             if not self._console.is_terminal:
@@ -213,19 +219,23 @@ class PlanDisplay:
 
 
 def _new_line(going: _ShownRun) -> bytes | None:
-    """Return the newest complete line since the last read; None if there is none."""
-    if not is_regular(going.file):
-        return None
+    """Return the newest complete line since the last read; None if there is none, or the file is none of a run's."""
     try:
-        if os.stat(going.file).st_size < going.bytes_read:
+        check_regular(going.file)
+        if not is_regular(going.file, going.file.parent):
+            return None
+        size = os.stat(going.file).st_size
+        if size < going.bytes_read:
             going.bytes_read = 0  # the run was continued, and deleted lines
+        start = max(going.bytes_read, size - LAST)
         with going.file.open("rb") as file:
-            file.seek(going.bytes_read)
-            text = file.read()
-    except OSError:
+            file.seek(start)
+            text = file.read(LAST)
+        check_parts(going.file, text)
+    except (OSError, ValueError, SepalError):
         return None
     whole = text[: text.rfind(b"\n") + 1]
-    going.bytes_read += len(whole)
+    going.bytes_read = start + len(whole)
     return whole.splitlines()[-1] if whole else None
 
 

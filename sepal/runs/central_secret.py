@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -36,5 +37,5 @@ def central_secret(run: Path, begun: bool) -> bytes:
         raise StateError(str(path), f"a file of {_BYTES} bytes", "another")
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
         got = f"mode {stat.S_IMODE(status.st_mode):o} of uid {status.st_uid}"
-        raise StateError(str(path), f"a file that this user alone may read (chmod 600 {path})", got)
+        raise StateError(str(path), f"a file that this user alone may read (chmod 600 {shlex.quote(str(path))})", got)
     return data

@@ -12,9 +12,10 @@ from typing import Any
 
 from sepal.errors import StateError, printable
 from sepal.storage.files import separate
-from sepal.storage.regular import ROWS, check_parts, read_bytes
+from sepal.storage.regular import ROWS, check_parts, check_regular, read_bytes
 
 Line = Mapping[str, Any]
+LINE = 1 << 28  # bytes of a line, at most: a million clients have fewer
 
 
 def read_rows(path: Path) -> list[Line]:
@@ -65,22 +66,35 @@ def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def keep_until(path: Path, last: int) -> None:
-    """Keep the lines before the first that is incomplete or belongs to a round after ``last``."""
+    """Keep the lines before the first that is incomplete or belongs to a round after ``last``.
+
+    The file may be from elsewhere, in a run that is continued.
+
+    Raises:
+        StateError: It is nothing but holes, or has a line that no run writes, so long or of so many parts.
+    """
     if not path.exists():
         return
     bytes_read, size = 0, path.stat().st_size
+    try:
+        check_regular(path)
+    except ValueError as reason:
+        raise StateError(str(path), "the lines of rounds", reason) from None
     with open(path, "rb") as file:
-        for line in file:
+        while line := file.readline(LINE + 1):
+            if len(line) > LINE:
+                raise StateError(str(path), f"lines of at most {LINE / 1e6:.3g} MB", "a longer one")
+            check_parts(path, line)
             if not line.endswith(b"\n") or not _is_of(line, last):
                 break
             bytes_read += len(line)
     if bytes_read < size:
-        separate(path)
+        separate(path, bytes_read)
         os.truncate(path, bytes_read)  # a single system call, so a kill leaves no state in between
 
 
 def _is_of(line: bytes, last: int) -> bool:
     try:
         return bool(json.loads(line)["round"] <= last)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False

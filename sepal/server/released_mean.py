@@ -20,6 +20,7 @@ from sepal.server.run_state import RoundStart
 from sepal.server.run_store import RunStore
 from sepal.server.summed_uploads import entries_of, reading
 from sepal.server.uploads import RoundUploads
+from sepal.storage.regular import check_parts
 from sepal.wire.tensors import Values
 
 RELEASED = "released"  # the part of a round that has its noised mean
@@ -121,6 +122,7 @@ def replayed_release(start: RoundStart, store: RunStore, setup: RunSetup) -> Rel
     with reading(round, "the noised mean of changes of its model"):
         head, _, vector = data.partition(b"\n")
         mean = np.frombuffer(vector, "<f8")
+        check_parts("the noised mean", head)
         if json.loads(head)["of"] != entries.digest() or mean.size != entries.count:
             raise ValueError("of another model")
         return _mean(entries, mean)

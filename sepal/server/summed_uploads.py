@@ -19,6 +19,7 @@ from sepal.secure.ring import Ring, mean_change, scale
 from sepal.server.downloads import Downloads, room
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import RunStore
+from sepal.storage.regular import check_parts
 from sepal.storage.serialize import SPARING, restore
 from sepal.wire.tensors import TensorSpec
 
@@ -101,6 +102,7 @@ def pack(head: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
 def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     """Return what :func:`pack` has packed."""
     line, _, rest = data.partition(b"\n")
+    check_parts("a part of a round", line)
     head, at, blobs = json.loads(line), 0, []
     for size in head.pop("sizes"):
         blobs.append(rest[at : at + size])

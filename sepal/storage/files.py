@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import stat
 import uuid
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from sepal.errors import DamagedError, SepalError, StateError
-from sepal.storage.regular import check_regular
+from sepal.storage.regular import check_parts, check_regular
 
 log = logging.getLogger("sepal")
 FORMAT = "1"  # docs/versioning.md; files from before there was the number have this one
@@ -48,6 +49,7 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
                 raise StateError(str(path), f"a state of format {FORMAT}", f"{written}, of another release of Sepal")
             arrays = tensors_of(file)
             text = metadata["sepal"]
+        check_parts(path, text)
         if not isinstance(json.loads(text), dict):
             raise ValueError("its text is no JSON object")
         return arrays, text
@@ -196,7 +198,7 @@ def check_owner(path: Path) -> None:
             raise StateError(str(path), expected, f"one of uid {status.st_uid}")
     if mode := status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "others" if mode & stat.S_IWOTH else "its group"
-        expected = f"a directory that only its owner may write to (chmod go-w {path})"
+        expected = f"a directory that only its owner may write to (chmod go-w {shlex.quote(str(path))})"
         raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(status.st_mode):o}")
 
 
@@ -220,21 +222,34 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def separate(path: Path) -> None:
+def separate(path: Path, most: int | None = None) -> None:
     """Give a file that is to be written in place an inode of its own, if it has further names, which are hard links.
 
     An archive that was unpacked in a directory may have made one to any file below it: what is written would be in
     that file. The others keep the content.
 
+    Args:
+        path: The file.
+        most: Bytes that it is to keep; None: all.
+
     Raises:
-        StateError: There is no room for a copy.
+        StateError: There is no room for a copy, or it cannot be read.
     """
     target = Path(os.path.realpath(path))  # a link that stays in the directory may lead to such a name
-    with suppress(OSError):
+    try:
         status = target.lstat()
-        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            with open(target, "rb") as file, _replacing(target, True, status.st_size, 0o600) as copy:
-                shutil.copyfileobj(file, copy)
+    except OSError:
+        return
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        left = status.st_size if most is None else most
+        try:
+            handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as reason:  # it may be written all the same, and so would its other names
+            raise StateError(str(path), "a file that can be read", reason.strerror or reason) from None
+        with os.fdopen(handle, "rb") as file, _replacing(target, True, left, 0o600) as copy:
+            while data := file.read(min(left, 1 << 20)):
+                copy.write(data)
+                left -= len(data)
 
 
 def append_durably(path: Path, data: bytes) -> None:

@@ -103,7 +103,7 @@ def read_stream(path: Path, most: int = TEXT) -> str:
     return data.decode()
 
 
-def check_parts(path: Path, text: str | bytes) -> None:
+def check_parts(path: str | Path, text: str | bytes) -> None:
     """Refuse JSON of so many objects and lists that a small file would fill the memory.
 
     Raises:

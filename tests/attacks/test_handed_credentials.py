@@ -92,3 +92,22 @@ def test_no_file_of_credentials_fills_the_memory_of_a_server(name, handed):
     put("hole", handed[1] / name)
     with patience(name), pytest.raises((ConfigError, StateError)):
         ServerCredentials.of(handed[1])
+
+
+@pytest.mark.parametrize("name", ["-x", "a\x1b[2J", "a\nsepal: done", ".ok.lock", "x" * 65])
+def test_no_directory_of_a_key_to_claim_has_another_name_than_a_client(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
+    (tmp_path / "keys" / name).mkdir(parents=True)
+    (tmp_path / "keys" / name / "key").touch(0o600)
+    result = CliRunner().invoke(app, ["join", "localhost:9092", "--certs", str(tmp_path / "keys"), "--claim"])
+    assert result.exit_code == 2
+    assert "expected directories called like clients" in result.stderr.splitlines()[-1]
+    assert len([line for line in result.stderr.splitlines() if line.startswith("sepal: ")]) == 2
+    assert not (tmp_path / "home" / "slots").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "hole"])
+def test_no_public_key_keeps_whoever_revokes_it_waiting_or_fills_the_memory(kind, handed):
+    put(kind, handed[1] / "nodes" / "alice.pub")
+    with patience(kind), pytest.raises(StateError):
+        ServerCredentials.of(handed[1]).revoke("alice")

@@ -227,7 +227,7 @@ def test_no_link_of_a_run_takes_a_private_file_to_mlflow(link, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "mlflow.entities", MagicMock())
     monkeypatch.setattr(mlflow_tracker, "find_spec", lambda name: None)
     client = MagicMock()
-    mlflow_tracker._log(client, "0", read_run(run))
+    mlflow_tracker._log(client, "0", read_run(run), "http://127.0.0.1:5000", "--mlflow")
     sent = [Path(call.args[1]).name for call in client.log_artifact.call_args_list]
     assert "config.toml" in sent
     assert "round-999999.safetensors" not in sent

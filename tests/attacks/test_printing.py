@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import shlex
 import shutil
 import tempfile
 import tomllib
@@ -16,10 +17,12 @@ import tomli_w
 
 from sepal.api.results import Compared
 from sepal.cli.export import write_predictions
-from sepal.errors import printable
+from sepal.errors import SepalError, printable
 from sepal.report.console import console
 from sepal.report.files import csv_text, write_csv
 from sepal.report.printing import say
+from sepal.runs.central_secret import SECRET, central_secret
+from sepal.storage.files import check_owner
 from tests.attacks.looking import LOOKS, QUICK, compared
 from tests.sepal.cli.runs_for_tests import write_run
 
@@ -240,3 +243,26 @@ def test_what_prints_is_printable(capsys):
     assert printable("ä – é 中 ✓") == "ä – é 中 ✓"
     console(force_terminal=True, color_system="standard").print("a", style="bold")
     assert "\x1b[1m" in capsys.readouterr().out, "its own colours are left"
+
+
+def open_to_others(path):
+    path.chmod(0o777)
+    check_owner(path)
+
+
+def secret_of_others(path):
+    (path / SECRET).write_bytes(bytes(32))
+    (path / SECRET).chmod(0o644)
+    central_secret(path, True)
+
+
+@pytest.mark.parametrize("fails", [open_to_others, secret_of_others])
+def test_a_command_line_in_an_error_says_a_path_as_the_shell_takes_it(fails, tmp_path):
+    """A directory from elsewhere may be called like a command."""
+    path = tmp_path / "a;touch pwned;$(id)"
+    path.mkdir(mode=0o700)
+    with pytest.raises(SepalError) as raised:
+        fails(path)
+    words = raised.value.expected
+    command = words[words.index("(chmod ") + 1 : -1]
+    assert shlex.split(command)[2:] in ([str(path)], [str(path / SECRET)])

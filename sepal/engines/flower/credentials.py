@@ -99,7 +99,7 @@ class ServerCredentials:
             keys = self.node_keys()
             if name not in keys:
                 raise ConfigError("NAME", f"one of {', '.join(keys) or 'no keys'} in {self.directory / 'nodes'}", name)
-            digest = hashlib.sha256(keys[name].read_bytes()).hexdigest()[:12]
+            digest = hashlib.sha256(read_bytes(keys[name], LARGEST)).hexdigest()[:12]
             keys[name].replace(keys[name].with_name(f"{name}.{digest}{REVOKED}"))
             node_directory = self.directory.parent / "nodes" / name
             if (node_directory / "key").exists():

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from sepal.errors import ConfigError, StateError
+from sepal.errors import ConfigError, StateError, one_line
+from sepal.names import NAME
 from sepal.storage.files import make_directory, write_atomically
 
 FOREIGN = 60.0  # seconds after which a client takes a free slot that another host had
@@ -86,11 +87,14 @@ def key_names(certs: Path | None) -> list[str]:
     """Return the names of the keys in a directory, sorted.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There are none, or one is called as no client may be.
     """
     directories = [] if certs is None else [certs, certs / "nodes"]
     for directory in directories:
         names = sorted(path.parent.name for path in directory.glob("*/key"))
+        if odd := next((name for name in names if not NAME.match(name)), None):  # it becomes a file's, and is printed
+            expected = "directories called like clients: at most 64 letters, digits, '.', '_' or '-'"
+            raise ConfigError(str(directory), expected, one_line(odd, 80))
         if names:
             return names
     raise ConfigError("--claim", "--certs with a directory of node keys (see `sepal certs --nodes`)", str(certs))

@@ -163,6 +163,7 @@ class DiskRunStore:
             head, _, text = read_text(path, ROWS).partition("\n")
             if head != hashlib.sha256(text.encode()).hexdigest():
                 raise DamagedError(str(path), "the digest of what follows in its first line", head[:12])
+            check_parts(path, text)
             stored = json.loads(text)
             if self._is_another(stored["run"]) or stored["record"]["round"] != round:
                 got = f"that of round {stored['record']['round']} of run {stored['run']}"
@@ -170,7 +171,7 @@ class DiskRunStore:
             record = restore(RoundRecord, {}, stored["record"])
         except FileNotFoundError:
             raise DamagedError(str(path), f"the record of round {round}", "none") from None
-        except (ValueError, OSError, TypeError, KeyError) as reason:
+        except (ValueError, OSError, TypeError, KeyError, RecursionError) as reason:
             raise DamagedError(str(path), f"the record of round {round}", str(reason)) from None
         if not _may_be_ours(record):
             raise StateError(str(path), f"the record of round {round} as a run writes it", "numbers of no run")

@@ -79,8 +79,9 @@ from sepal.config import Flat, parse, plainly
 from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, nearest, suggest
 from sepal.simulated_time import read_profile
-from sepal.storage.regular import read_stream
+from sepal.storage.regular import read_stream, read_text
 from sepal.storage.toml_text import parse_toml
+from sepal.study.plans.looking import is_looking
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.settings import MOST_RUNS, Table, as_block, own_keys, with_names
 from sepal.study.plans.tuning import with_trials
@@ -124,7 +125,7 @@ def make_plan(path: Path, table: Table, kind: type[P] = PlanFile) -> P:  # type:
         if count > MOST_RUNS:
             raise ConfigError(f"{path.name}: {block.name or 'settings'}", f"at most {MOST_RUNS} runs", count)
     if plan.tuned:
-        plan = _with_tuned(plan, path.parent / plan.tuned)
+        plan = _with_tuned(plan, path.parent / plan.tuned, path.parent)
     plan.check(path.name)
     if tune:
         check_keys(path.name, list(plan.runs()))
@@ -132,14 +133,20 @@ def make_plan(path: Path, table: Table, kind: type[P] = PlanFile) -> P:  # type:
     return plan
 
 
-def read_table(path: Path) -> dict[str, Any]:
+def read_table(path: Path, beside: Path | None = None) -> dict[str, Any]:
     """Return a plan file's content.
+
+    Args:
+        path: The file.
+        beside: The directory of the plan that names it; None: the user has named it, and it may be a pipe.
 
     Raises:
         ConfigError: It cannot be read.
+        StateError: Another plan has named it, and it is no regular file; or, where somebody looks at that plan, it is
+            not in its directory.
     """
     try:
-        return parse_toml(read_stream(path))
+        return parse_toml(read_text(path, within=beside if is_looking() else None) if beside else read_stream(path))
     except OSError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
     except (ValueError, RecursionError) as reason:
@@ -160,9 +167,9 @@ def _bad_key(file: str, reason: ValidationError, alone: bool, kind: type[PlanFil
     return ConfigError(key, plainly(first["msg"]), str(first["input"])[:60])
 
 
-def _with_tuned(plan: P, path: Path) -> P:
+def _with_tuned(plan: P, path: Path, beside: Path) -> P:
     """Return the plan with the settings that `sepal tune` chose; the plan's own for the same variant override them."""
-    settings = read_table(path).get("settings", {})
+    settings = read_table(path, beside).get("settings", {})
     if not isinstance(settings, dict) or not all(isinstance(table, dict) for table in settings.values()):
         raise ConfigError("tuned", "a file that `sepal tune` wrote", str(path))
     variants = dict(plan.variants)
@@ -203,7 +210,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
         try:
             config = parse(flat, hypers)[0]
             check_method(registry.get(method), config)
-            if config.devices:
+            if config.devices and not is_looking():
                 read_profile(config.devices)
         except ConfigError as error:
             where = f"{file}: {run.variant}{f', {run.cell}' * bool(run.cell)}: {error.key}"

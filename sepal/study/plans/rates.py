@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from sepal.config import RunConfig, Settings, parse
 from sepal.errors import SepalError
+from sepal.study.plans.looking import without_data
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.run_keys import Value, flatten_tables
 
@@ -26,7 +27,7 @@ def completed(keys: Mapping[str, Value]) -> tuple[RunConfig, tuple[str, ...]]:
     from sepal.strategies import registry
     from sepal.strategies.assembly import complete
 
-    config, hyper = _parsed(keys)
+    config, hyper = _parsed(without_data(keys))
     full = complete(config, hyper, registry.get(config.method), federated_data(config).info)
     return full.config, full.notes
 

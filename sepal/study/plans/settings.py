@@ -10,6 +10,7 @@ from typing import Any
 
 from sepal.config.base import flat_keys, method_name
 from sepal.errors import ConfigError
+from sepal.user_modules import is_withheld
 
 Table = Mapping[str, Any]
 SCALARS = (bool, int, float, str)
@@ -153,6 +154,8 @@ def combinations(keys: Table) -> Iterator[tuple[str, dict[str, Any]]]:
 def own_keys(method: str, table: Table, where: str = "settings") -> dict[str, Any]:
     """Return ``table`` flat, with the method's own keys prefixed by its name: ``keep`` → ``fedpse.keep``.
 
+    Where the method may not be imported (:func:`sepal.study.plans.looking.looking`), all keys stay as they are.
+
     Args:
         method: A method's name; for any other name, the keys stay as they are.
         table: Settings of this method; dotted keys as they are.
@@ -160,5 +163,6 @@ def own_keys(method: str, table: Table, where: str = "settings") -> dict[str, An
     """
     from sepal.strategies import registry
 
-    method_keys = set(flat_keys(registry.get(method).hyper)) if registry.is_method(method) else set()
+    is_known = registry.is_method(method) and not (":" in method and is_withheld(method))
+    method_keys = set(flat_keys(registry.get(method).hyper)) if is_known else set()
     return {f"{method_name(method)}.{key}" if key in method_keys else key: value for key, value in _flat(where, table)}

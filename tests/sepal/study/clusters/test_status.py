@@ -177,5 +177,5 @@ def test_another_place_is_refused(tmp_path):
     plan = tmp_path / "p.toml"
     plan.write_text('methods = ["local"]\n[settings]\ndataset = "digits"\nrounds = 1\n')
     result = CliRunner().invoke(app, ["compare", str(plan), "--out", str(tmp_path / "out"), "--on", "mars"])
-    assert (result.exit_code, result.stderr) == (2, "sepal: --on: expected local, slurm or ray, got mars\n")
+    assert (result.exit_code, result.stderr) == (2, "sepal: --on: expected local, slurm, ray or ssh, got mars\n")
     assert not (tmp_path / "out").exists()
