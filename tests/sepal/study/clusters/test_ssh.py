@@ -84,7 +84,7 @@ def test_runs_go_where_there_is_room_and_others_wait(ssh, tasks):
     """Three at a time: one on the host with one place, two on the other."""
     going = [tasks.start(planned(name=f"r{number}"), 3) for number in range(4)]
     assert [task.handle is None for task in going] == [False, False, False, True]
-    assert sorted(used(ssh)) == ["one", "two", "two"]
+    assert sorted(tasks._hosts.values()) == ["one", "two", "two"]
     while going:
         over = tasks.ended(going)
         going = [task for task in going if task not in over]
