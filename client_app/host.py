@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 from flwr.app import RecordDict
@@ -54,6 +54,22 @@ COSTS = frozenset({"seconds", "steps"})
 Figures: TypeAlias = dict[str, float | Sequence[float]]  # counts and costs; sums of metrics
 Local: TypeAlias = Mapping[str, npt.NDArray[Any]]  # buffers that stay with the client
 Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float | Sequence[float]]]
+
+
+class WorkDone(NamedTuple):
+    """What a client has done for an order.
+
+    Attributes:
+        after: The client algorithm's state after it.
+        upload: What it sends, before it is encoded.
+        within_clip: Of a client that clips, whether the upload needed no clipping; else None.
+        summand: What the client adds to a secure sum.
+    """
+
+    after: Any
+    upload: Payload = Payload()
+    within_clip: bool | None = None
+    summand: Summand = NO_UPDATE
 
 
 @dataclass(frozen=True)
@@ -231,9 +247,10 @@ class ClientHost:
         metrics |= self._score("kept", order, lambda: algorithm.predictor(state, None, plan))
         self.spent()
         if kind is Kind.ADAPT and not (self.info.examples and (order.keep or needs_training(order.views))):
-            after, upload, within = state, Payload(), None  # nothing to adapt with, or nobody asks for it
+            done = WorkDone(state)  # nothing to adapt with, or nobody asks for it
         else:
-            after, upload, within = self._work(order, state, download, work)
+            done = self._work(order, state, download, work)
+        after, upload = done.after, done.upload
         diverged = not_finite(after) if self.tells_divergence else ""
         if diverged and kind is Kind.TRAIN:
             raise DivergedError(f"state{diverged}", "finite numbers after training", "others: it diverged")
@@ -248,8 +265,8 @@ class ClientHost:
         figures = sane if self.accuracies else {}
         if not self.accuracies or self.secure:
             sane, sums = {name: value for name, value in sane.items() if name in COSTS}, {}
-        if isinstance(within, bool) and self.clips and self.clips.tells:
-            sane[WITHIN_CLIP] = float(within)
+        if done.within_clip is not None and self.clips and self.clips.tells:
+            sane[WITHIN_CLIP] = float(done.within_clip)
         reply = Reply(order.run, plan.round, kind, self.info, order.base, download_digest, metrics=sane, sums=sums)
         check_sendable(upload)
         try:
@@ -260,8 +277,7 @@ class ClientHost:
         uploaded, uploads = self._uploaded(answer, work), bool(answer.data or answer.scalars)
         if self.secure and summed_views is not None:
             summed = figures_of(figures, summed_views)
-            summand = within if isinstance(within, Summand) else NO_UPDATE
-            answer = self.secure.begin(order, request, summand, uploaded, summed)
+            answer = self.secure.begin(order, request, done.summand, uploaded, summed)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, uploaded)
             local = self.local()
@@ -304,7 +320,8 @@ class ClientHost:
         download = unseal(content, self.algorithm.download_schema(state, order.plan))
         answered = content.digest()
         work = self._request_digest(order, answered, before)
-        after, upload, _ = self._work(order, state, download, work)
+        done = self._work(order, state, download, work)
+        after, upload = done.after, done.upload
         answer = seal(upload)
         if version(order.plan.round, order.base, answered, self._uploaded(answer, work)) != base:
             raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
@@ -314,13 +331,8 @@ class ClientHost:
         self.store.save(base, Stored(f"{work}|made again", after, reply, content, local), origin)
         return after, work, local, self.info.data
 
-    def _work(
-        self, order: Order, state: Any, download: Payload, work: str
-    ) -> tuple[Any, Payload, bool | Summand | None]:
-        """Return the state after what the server orders, the upload, and more.
-
-        With ``clips`` that is whether the upload needed no clipping, with ``secure`` what the client adds to the sum.
-        """
+    def _work(self, order: Order, state: Any, download: Payload, work: str) -> WorkDone:
+        """Do what the server orders."""
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
         self.begin(bytes.fromhex(work), order.plan.halvings)
         if order.kind is Kind.TRAIN:
@@ -332,11 +344,13 @@ class ClientHost:
                     after = state
                     self.take_up(order.plan.round, local)
                 summand = self.secure.countable(download, upload, finite)
-                return after, summand.upload, summand
-            return after, *(self.clips.clipped(upload, download, order.plan) if self.clips else (upload, None))
+                return WorkDone(after, summand.upload, summand=summand)
+            if self.clips:
+                return WorkDone(after, *self.clips.clipped(upload, download, order.plan))
+            return WorkDone(after, upload)
         if order.kind is Kind.ADAPT:
-            return self.algorithm.adapt(state, download, order.plan), Payload(), None
-        return state, Payload(), None
+            return WorkDone(self.algorithm.adapt(state, download, order.plan))
+        return WorkDone(state)
 
     def _score(self, view: str, order: Order, make_predictor: Callable[[], Predictor | None]) -> Figures:
         """Evaluate a model for the requested views of it; ``pooled`` is of the trained model.

@@ -6,9 +6,9 @@ work. If locking or writing is not possible, each process prepares its own array
 
 By default the cache is beside the data, and so it may come with data from elsewhere: an entry is read as a file of
 somebody else's, and whoever uses it checks what it says. An entry with a secret has a seal: an HMAC over the inode, the
-size and the times of each of its files. Nobody can set the time at which an inode was last changed, so a file that was
-changed, replaced or copied since does not fit. Where there is no place for an entry, it is None: nothing is read or
-written then.
+size and the times of each of its files. No call sets the time at which an inode was last changed, so a file that was
+changed, replaced or copied since does not fit, unless somebody has written the file system's own tables. Where there is
+no place for an entry, it is None: nothing is read or written then.
 """
 
 from __future__ import annotations

@@ -152,27 +152,29 @@ def discrete_gaussian(variance: Fraction, size: int, secret: bytes, bound: bytes
         bound: As in :func:`noised`.
     """
     words = np.frombuffer(stream(derive(secret, b"noise", bound), 8 * size), "<u8")
-    more = derive(secret, b"more", bound)
-    return inverted(variance, words, lambda place: stream(more, 16 * (place + 1))[-16:])
+    key_of_rest = derive(secret, b"more", bound)
+    return inverted(variance, words, lambda position: stream(key_of_rest, 16 * (position + 1))[-16:])
 
 
-def inverted(variance: Fraction, words: npt.NDArray[np.uint64], more: Callable[[int], bytes]) -> npt.NDArray[np.int64]:
+def inverted(
+    variance: Fraction, words: npt.NDArray[np.uint64], lower_bits: Callable[[int], bytes]
+) -> npt.NDArray[np.int64]:
     """Return the draws of given uniform numbers, int64 (n,).
 
     Args:
         variance: σ².
         words: The upper 64 bits of each, uint64 (n,).
-        more: Returns the other 128 bits of the number at a place, little-endian.
+        lower_bits: Returns the other 128 bits of the number at a position, little-endian.
     """
     table = _table(variance)
-    found = np.searchsorted(table, words, side="right")
-    undecided = np.flatnonzero((found > 0) & (table[np.maximum(found, 1) - 1] == words))
+    draws = np.searchsorted(table, words, side="right")
+    undecided = np.flatnonzero((draws > 0) & (table[np.maximum(draws, 1) - 1] == words))
     if undecided.size:  # with a probability of about 2^-64 for each draw and entry of the table
-        whole = list(_boundaries(variance))
-        for place in undecided.tolist():
-            number = int(words[place]) << MORE | int.from_bytes(more(place), "little")
-            found[place] = bisect_right(whole, number)
-    return found.astype(np.int64) - _reach(variance)
+        boundaries = list(_boundaries(variance))
+        for position in undecided.tolist():
+            number = int(words[position]) << MORE | int.from_bytes(lower_bits(position), "little")
+            draws[position] = bisect_right(boundaries, number)
+    return draws.astype(np.int64) - _reach(variance)
 
 
 @lru_cache(maxsize=4)

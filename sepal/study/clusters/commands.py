@@ -13,8 +13,9 @@ from sepal.errors import ConfigError, SepalError, one_line
 
 PATIENCE = 120  # seconds for a command of Slurm
 # Of a job in which this process may be, the size is no wish for others; what `squeue` shows a user must not hide a job;
-# an array has other numbers, and a submission that waits for its job gives no answer.
-DROPPED = re.compile(r"(SLURM|SQUEUE)_|SBATCH_(ARRAY_INX|WAIT)\Z")
+# an array has other numbers, and a submission that waits for its job gives no answer. A job gets the variables of
+# `sbatch`, on machines of others: no passphrase is among them.
+DROPPED = re.compile(r"(SLURM|SQUEUE)_|SBATCH_(ARRAY_INX|WAIT)\Z|SEPAL_CA_PASSPHRASE\Z")
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 CLUSTERS = "SBATCH_CLUSTERS"
 ONE_CLUSTER = "no other cluster than this machine's own, in whose queue jobs are looked for"

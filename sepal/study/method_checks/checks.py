@@ -181,7 +181,7 @@ def a_round_may_have_no_uploads(case: Case) -> None:
     algorithm, setup = run.strategy.algorithm, run.strategy.setup
     for number, state in ((1, run.start.server), (setup.config.rounds, run.strategy.progress.server)):
         try:
-            with np.errstate(all="raise"):
+            with np.errstate(divide="raise", invalid="raise", over="raise"):
                 after, figures = aggregated(algorithm, state, _NoUploads(), algorithm.plan(number))
         except (ArithmeticError, LookupError, ValueError) as error:
             expected = "a state also from a round whose uploads were all refused (len(uploads) == 0)"

@@ -19,6 +19,7 @@ from sepal.server.accounting import of_shares
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks.cases import RoundLog
+from tests.sepal.engines.test_central_in_process import OF_ONE_MEAN, bits, model
 
 pytest.importorskip("dp_accounting")
 FLAT = {
@@ -35,21 +36,12 @@ FLAT = {
     "privacy.clip": 0.1,
     "privacy.noise": 0.3,
 }
-OF_ONE_MEAN = [name for name in registry.METHODS if registry.get(name).summed_phases]
 FAST = ("fedper", "ditto")
 
 
 def run(workers=1, **keys):
     log = RoundLog()
     return run_in_process(assemble({**FLAT, **keys}), observers=[log], workers=workers), log
-
-
-def model(strategy):
-    return dict(strategy.algorithm.model(strategy.progress.server))
-
-
-def bits(strategy):
-    return {name: array.tobytes() for name, array in model(strategy).items()}
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])

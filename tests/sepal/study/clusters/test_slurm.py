@@ -21,6 +21,7 @@ from sepal.study.clusters.refusals import LONGEST
 from sepal.study.clusters.slurm import SlurmJobs, cancelling, options_of
 from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.resources import Resources
+from tests.sepal.study.clusters.planned_runs import Shown
 
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$@" > "$PRETENDED/arguments"
@@ -68,22 +69,6 @@ class Pretended:
         return (self.directory / "arguments").read_text().splitlines()
 
 
-class Told:
-    """A display that keeps what it shows."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def begin(self, run):
-        self.lines.append(f"{run.name} begins")
-
-    def look(self):
-        pass
-
-    def say(self, text):
-        self.lines.append(text)
-
-
 @pytest.fixture
 def pretended(tmp_path, monkeypatch):
     directory = tmp_path / "pretended"
@@ -108,7 +93,8 @@ def jobs(pretended, tmp_path):
             old.close()
         made.append(
             SlurmJobs(
-                tmp_path / "out", **{"resources": {}, "one_processor": False, "workers": 0, "display": Told(), **others}
+                tmp_path / "out",
+                **{"resources": {}, "one_processor": False, "workers": 0, "display": Shown(), **others},
             )
         )
         return made[-1]
@@ -148,6 +134,7 @@ def test_a_planted_link_of_a_study_takes_nothing_elsewhere(jobs, pretended, tmp_
 
 def test_a_run_becomes_one_job_with_its_keys_in_a_file(jobs, pretended, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")  # of a job in which the command itself may be
+    monkeypatch.setenv("SEPAL_CA_PASSPHRASE", "secret")
     resources = {"": Resources(cores=2), "fedavg": Resources(cores=4, gpus="a100:1", memory="8G", time="01:00:00")}
     going = jobs(resources=resources).start(RUN, 1)
     out = tmp_path / "out"
@@ -164,7 +151,9 @@ def test_a_run_becomes_one_job_with_its_keys_in_a_file(jobs, pretended, tmp_path
     assert f"--job-name={submission.name}" in pretended.arguments
     assert pretended.arguments[-3] == str(out / "jobs" / "job.sh")
     assert pretended.arguments[-1] == str(submission_file(out, "a-seed0"))
-    assert "SLURM_CPUS_PER_TASK" not in (pretended.directory / "environment").read_text()
+    environment = (pretended.directory / "environment").read_text()
+    assert "SLURM_CPUS_PER_TASK" not in environment
+    assert "SEPAL_CA_PASSPHRASE" not in environment, "whoever has the node could read it"
     assert (out / "jobs").stat().st_mode & 0o777 == 0o700
 
 
@@ -194,7 +183,7 @@ def test_a_function_of_this_session_is_refused(jobs, pretended):
 
 def test_a_directory_whose_name_slurm_would_replace_is_refused(pretended, tmp_path):
     with pytest.raises(ConfigError, match="--out: expected a path without %"):
-        SlurmJobs(tmp_path / "50%j", {}, False, 0, Told())
+        SlurmJobs(tmp_path / "50%j", {}, False, 0, Shown())
 
 
 def test_without_slurm_it_is_refused(monkeypatch, tmp_path):
@@ -208,14 +197,14 @@ def test_without_slurm_it_is_refused(monkeypatch, tmp_path):
 def test_a_second_command_is_refused(jobs, tmp_path):
     jobs()
     with pytest.raises(StateError, match="no other `sepal compare` that watches its jobs"):
-        SlurmJobs(tmp_path / "out", {}, False, 0, Told())
+        SlurmJobs(tmp_path / "out", {}, False, 0, Shown())
 
 
 # what becomes of it
 
 
 def test_a_run_has_ended_when_its_summary_is_there(jobs, pretended, tmp_path):
-    display = Told()
+    display = Shown()
     workers = jobs(display=display)
     going = workers.start(RUN, 1)
     assert workers.ended([going]) == []
@@ -283,7 +272,7 @@ def test_files_that_come_late_to_this_machine_are_waited_for(jobs, pretended, tm
 
 
 def test_while_the_controller_is_silent_nothing_has_failed(jobs, pretended, tmp_path):
-    display = Told()
+    display = Shown()
     workers = jobs(display=display)
     going = workers.start(RUN, 1)
     (pretended.directory / "down").touch()
@@ -296,7 +285,7 @@ def test_while_the_controller_is_silent_nothing_has_failed(jobs, pretended, tmp_
 
 def test_a_submission_that_is_refused_is_tried_again_and_named(jobs, pretended):
     (pretended.directory / "refused").write_text("sbatch: error: invalid partition specified: x\n")
-    display = Told()
+    display = Shown()
     workers = jobs(display=display)
     going = workers.start(RUN, 1)
     looks = 0
@@ -343,7 +332,7 @@ def test_refused_submissions_are_repeated_ever_more_seldom_and_said_once(jobs, p
     sbatch = pretended.directory / "sbatch"
     bad = 'case "$*" in *partition=typo*) echo x >> "$PRETENDED/tries"; echo "bad partition" >&2; exit 1;; esac\n'
     sbatch.write_text(SBATCH.replace("printf", f"{bad}printf", 1))
-    display = Told()
+    display = Shown()
     workers = jobs(display=display, resources={"bad": Resources(partition="typo")})
     going = [workers.start(named(f"bad{number}", "bad"), 11) for number in range(10)]
     going.append(workers.start(named("good"), 11))
@@ -361,7 +350,7 @@ def test_refused_submissions_are_repeated_ever_more_seldom_and_said_once(jobs, p
 
 def test_a_place_that_becomes_free_is_taken_at_once(jobs, pretended, tmp_path):
     """A site allows two jobs at a time; six runs are to go on."""
-    sbatch, display = pretended.directory / "sbatch", Told()
+    sbatch, display = pretended.directory / "sbatch", Shown()
     limit = '[ $(grep -c PENDING "$PRETENDED/queue") -ge 2 ] && { echo "job limit 2" >&2; exit 1; }\n'
     sbatch.write_text(SBATCH.replace("printf", f"{limit}printf", 1))
     workers = jobs(display=display)
@@ -384,7 +373,7 @@ def test_a_place_that_becomes_free_is_taken_at_once(jobs, pretended, tmp_path):
 
 def test_a_job_that_is_held_is_told_once_with_the_way_out(jobs, pretended):
     """Slurm holds a job that it could not start several times; it would wait for ever."""
-    display = Told()
+    display = Shown()
     workers = jobs(display=display)
     going = workers.start(RUN, 1)
     pretended.set("1", "PENDING", "launch failed requeued held")
@@ -394,7 +383,7 @@ def test_a_job_that_is_held_is_told_once_with_the_way_out(jobs, pretended):
 
 def test_a_job_that_waits_for_more_than_its_turn_is_told_once(jobs, pretended):
     """Such as one that can never start."""
-    display = Told()
+    display = Shown()
     workers = jobs(display=display)
     going = [workers.start(named(name), 2) for name in ("a", "b")]
     for reason in ("Priority", "Resources", "None", "PartitionTimeLimit", "PartitionTimeLimit", "Priority"):
@@ -404,13 +393,13 @@ def test_a_job_that_waits_for_more_than_its_turn_is_told_once(jobs, pretended):
     line = "a: job 1 waits (PartitionTimeLimit), others of its kind may, too; `scancel 1` ends it if it cannot start"
     assert display.lines == [line]
     pretended.set("1", "PENDING", "PartitionTimeLimit")
-    again = Told()
+    again = Shown()
     jobs(display=again).start(named("a"), 1)
     assert again.lines == ["a goes on as job 1", line], "also by the next command"
 
 
 def test_a_job_that_waits_again_is_told_once(jobs, pretended):
-    display = Told()
+    display = Shown()
     workers = jobs(display=display)
     going = workers.start(RUN, 1)
     for state, reason in (("RUNNING", "None"), ("PENDING", "BeginTime"), ("PENDING", "BeginTime")):
@@ -434,7 +423,7 @@ def test_a_directory_is_listed_before_a_file_in_it_is_looked_for(jobs, pretended
 
 
 def test_a_damaged_record_of_an_end_is_none_and_is_named(jobs, pretended, tmp_path):
-    display = Told()
+    display = Shown()
     workers = jobs(display=display)
     going = workers.start(RUN, 1)
     file = tmp_path / "out" / "jobs" / "a-seed0" / "end.json"
